@@ -1,0 +1,106 @@
+"""Attention over packed sequences, registered with transformers under the name "packed".
+
+A micro-batch is one row of T real tokens, sequence after sequence, without padding. Linears, norms and activations do
+not care where a sequence ends; only attention does, and it gets the borders as `cu_seqlens`. The form is chosen by what
+the device can do:
+
+- CUDA, half precision: a variable-length flash kernel (the `flash_attn` package where installed, else PyTorch's own,
+  which has no dropout).
+- CUDA otherwise: padded to [B, longest] and masked, one fused call.
+- CPU: one call a sequence. Measured faster there than padding or a block-diagonal mask, and exact.
+
+Legend: T packed tokens, B sequences, H heads, D width of a head, S longest sequence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+
+PACKED = "packed"
+
+
+def attend_by_sequence(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, bounds: list[int], scale: float, dropout: float) -> Tensor:
+    """Attention of each sequence to itself, one after the other -> [1, H, T, D]."""
+    parts = []
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        query, key, value = (x[:, :, start:end] for x in (query_1HTD, key_1HTD, value_1HTD))
+        if dropout:
+            # The CPU's fused kernel has no dropout and falls back to a slow path: the plain form is several times faster.
+            weights = torch.matmul(query * scale, key.transpose(-1, -2)).softmax(-1)
+            parts.append(torch.matmul(functional.dropout(weights, dropout), value))
+        else:
+            parts.append(functional.scaled_dot_product_attention(query, key, value, scale=scale))
+    return torch.cat(parts, dim=2) if parts else query_1HTD
+
+
+def attend_padded(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, cu_seqlens: Tensor, longest: int, scale: float, dropout: float) -> Tensor:
+    """The same by padding to the longest sequence and one masked call -> [1, H, T, D]."""
+    lengths_B = cu_seqlens.diff().long()
+    real_BS = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
+
+    def pad(x_1HTD: Tensor) -> Tensor:
+        x_THD = x_1HTD[0].transpose(0, 1)
+        padded = x_THD.new_zeros(len(lengths_B), longest, *x_THD.shape[1:])
+        padded[real_BS] = x_THD
+        return padded.transpose(1, 2)
+
+    out_BHSD = functional.scaled_dot_product_attention(
+        pad(query_1HTD), pad(key_1HTD), pad(value_1HTD), attn_mask=real_BS[:, None, None], dropout_p=dropout, scale=scale
+    )
+    return out_BHSD.transpose(1, 2)[real_BS].transpose(0, 1)[None]
+
+
+def attend_varlen(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, cu_seqlens: Tensor, longest: int, scale: float, dropout: float) -> Tensor:
+    """The same by a variable-length flash kernel (CUDA, half precision) -> [1, H, T, D]."""
+    query, key, value = (x[0].transpose(0, 1).contiguous() for x in (query_1HTD, key_1HTD, value_1HTD))
+    if _FLASH_ATTN:
+        from flash_attn import flash_attn_varlen_func
+
+        out_THD = flash_attn_varlen_func(
+            query, key, value, cu_seqlens, cu_seqlens, longest, longest, dropout_p=dropout, softmax_scale=scale
+        )
+    else:
+        from torch.nn.attention.varlen import varlen_attn
+
+        out_THD = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=scale)
+    return out_THD.transpose(0, 1)[None]
+
+
+_FLASH_ATTN = importlib.util.find_spec("flash_attn") is not None
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seqlens: Tensor | None = None,
+    bounds: list[int] | None = None,
+    longest: int = 0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: [1, H, T, D] in, ([1, T, H, D], None) out.
+
+    `bounds` is `cu_seqlens` as a Python list, made once a micro-batch so that no layer waits for the device.
+    """
+    if cu_seqlens is None or bounds is None:
+        raise ValueError("packed attention needs the borders of the sequences: call the encoder through models.encoder")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu":
+        out = attend_by_sequence(query, key, value, bounds, scale, dropout)
+    elif query.dtype in (torch.float16, torch.bfloat16) and (_FLASH_ATTN or not dropout):
+        out = attend_varlen(query, key, value, cu_seqlens, longest, scale, dropout)
+    else:
+        out = attend_padded(query, key, value, cu_seqlens, longest, scale, dropout)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(PACKED, packed_attention)

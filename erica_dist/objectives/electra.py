@@ -1,0 +1,81 @@
+"""Replaced-token detection (Clark et al. 2020): draw replacements, tell replaced tokens from originals.
+
+Legend: T packed tokens, K masked positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from erica_dist.stream.micro_batches import ElectraMicroBatch
+
+AUC_BINS = 256
+
+
+def masked_input(batch: ElectraMicroBatch, mask_id: int) -> Tensor:
+    """The generator's input ids [T]: chosen positions become the mask token, except those that keep theirs."""
+    ids_T = batch.packed.input_ids_T.clone()
+    ids_T[batch.masked_positions_K[~batch.keep_K]] = mask_id
+    return ids_T
+
+
+def sample_replacements(
+    logits_KV: Tensor, uniform_K: Tensor, original_K: Tensor, temperature: float, disallow_correct: bool
+) -> Tensor:
+    """One token [K] a position from softmax(logits / temperature), without gradient.
+
+    Drawn by inverting the cumulative distribution at the given uniforms in [0, 1): the distribution is that of the Gumbel
+    trick with one random number a position instead of V, and the draw belongs to the document, not to a rank's state.
+    """
+    with torch.no_grad():
+        wide_KV = logits_KV.double() / temperature
+        if disallow_correct:
+            wide_KV = wide_KV.scatter(1, original_K[:, None], float("-inf"))
+        cumulative_KV = wide_KV.softmax(1).cumsum(1)
+        # the last entry may fall short of 1 by rounding, so the draw is scaled to it
+        target_K1 = uniform_K.to(cumulative_KV)[:, None] * cumulative_KV[:, -1:]
+        return torch.searchsorted(cumulative_KV, target_K1, right=True)[:, 0].clamp(max=logits_KV.shape[1] - 1)
+
+
+def corrupt(batch: ElectraMicroBatch, replacement_K: Tensor) -> tuple[Tensor, Tensor]:
+    """(the discriminator's input ids [T], bool [T]: replaced). A replacement equal to the original is an original."""
+    original_T = batch.packed.input_ids_T
+    corrupted_T = original_T.clone()
+    corrupted_T[batch.masked_positions_K] = replacement_K
+    return corrupted_T, corrupted_T != original_T
+
+
+def detection_loss_sum(logits_T: Tensor, replaced_T: Tensor) -> Tensor:
+    """Binary cross entropy summed over all real tokens, in float32 (special tokens included; there is no padding)."""
+    return functional.binary_cross_entropy_with_logits(logits_T.float(), replaced_T.float(), reduction="sum")
+
+
+def detection_counts(logits_T: Tensor, replaced_T: Tensor) -> Tensor:
+    """What the scores need, as sums that add over micro-batches and ranks: float64 [3 + 2 x AUC_BINS].
+
+    True positives, predicted positives, right decisions; then histograms of the probability of "replaced", for replaced
+    tokens and for originals.
+    """
+    probability_T = logits_T.detach().float().sigmoid()
+    predicted_T = probability_T > 0.5
+    bins_T = (probability_T * AUC_BINS).long().clamp(max=AUC_BINS - 1)
+    histogram = [torch.bincount(bins_T[mask], minlength=AUC_BINS) for mask in (replaced_T, ~replaced_T)]
+    head = torch.stack([(predicted_T & replaced_T).sum(), predicted_T.sum(), (predicted_T == replaced_T).sum()])
+    return torch.cat([head, *histogram]).double()
+
+
+def detection_scores(counts: Tensor) -> dict[str, float]:
+    """accuracy, precision, recall, replaced_share and AUC (ties within a bin count half) of summed `detection_counts`."""
+    hit, predicted, right = counts[:3].tolist()
+    replaced_b, original_b = counts[3 : 3 + AUC_BINS], counts[3 + AUC_BINS :]
+    replaced, original = float(replaced_b.sum()), float(original_b.sum())
+    below_b = original_b.cumsum(0) - original_b / 2
+    return {
+        "accuracy": right / max(replaced + original, 1),
+        "precision": hit / max(predicted, 1),
+        "recall": hit / max(replaced, 1),
+        "auc": float((replaced_b * below_b).sum()) / max(replaced * original, 1) if replaced and original else 0.5,
+        "replaced_share": replaced / max(replaced + original, 1),
+    }

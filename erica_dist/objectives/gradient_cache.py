@@ -1,0 +1,51 @@
+"""The whole global batch as one contrastive problem, in memory that does not grow with accumulation.
+
+Gradient cache (Gao et al. 2021), in three steps:
+
+1. every micro-batch once without graph: only its pair states are kept;
+2. all pair states of all ranks and micro-steps make one pool; the loss and its gradient with respect to the own pair
+   states are taken once;
+3. every micro-batch again with graph, with the same dropout masks: the back-propagated term is
+   `(pair states * cached gradient).sum()`, whose gradient is that of the loss.
+
+Step 3 is the trainer's, beside the other losses. Legend: P pairs of a micro-batch, N pool, D width of a pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from erica_dist.objectives.gather import gather_rows, row_counts
+from erica_dist.objectives.relation_discrimination import PairLabels, relation_loss_sum
+
+
+def cached_gradients(
+    pairs: list[Tensor], labels: list[PairLabels], pool: PairLabels, scale: float, temperature: float
+) -> tuple[Tensor, list[Tensor]]:
+    """Steps 1 and 2 after the forward passes.
+
+    Args:
+        pairs: states [P, D] of each own micro-batch, without graph; `labels` beside them.
+        pool: labels of all ranks' pairs, rank after rank, each rank's micro-batches in order.
+        scale: what the sum over all ranks' anchors is multiplied with.
+
+    Returns:
+        (this rank's share of the loss sum, unscaled; the gradient [P, D] of the scaled loss for each micro-batch)
+    """
+    own = torch.cat(pairs).detach().requires_grad_()
+    own_labels = PairLabels.from_table(torch.cat(_equally_wide([label.table() for label in labels])))
+    gathered_ND = gather_rows(own, row_counts(len(own), own.device))
+    loss_sum = relation_loss_sum(own, own_labels, gathered_ND, pool, temperature)
+    (gradient,) = torch.autograd.grad(loss_sum * scale, own)
+    return loss_sum.detach(), list(gradient.split([len(part) for part in pairs]))
+
+
+def backward_term(pairs_PD: Tensor, gradient_PD: Tensor) -> Tensor:
+    """Step 3: the scalar whose gradient with respect to the weights is the cached loss's."""
+    return (pairs_PD.float() * gradient_PD).sum()
+
+
+def _equally_wide(tables: list[Tensor]) -> list[Tensor]:
+    width = max(table.shape[1] for table in tables)
+    return [torch.nn.functional.pad(table, (0, width - table.shape[1]), value=-1) for table in tables]

@@ -1,0 +1,135 @@
+"""RD: pairs that share a relation attract, pairs that share none repel (Qin et al. 2021, section 3.3).
+
+For an anchor A (a labelled pair): positives are the pairs that share at least one relation, negatives those that share
+none, no_relation pairs included; A itself and the pairs of its own document with its head or its tail are neither.
+Loss of A: mean over positives B of -log( e^s(A,B) / (e^s(A,B) + sum over negatives C of e^s(A,C)) ), s the cosine over the
+temperature. A pair without positive or without negative is no anchor. The loss is given as a sum over anchors: who calls
+knows how many there are in the whole global batch, and divides.
+
+Anchors are taken in tiles and each tile is computed again in the backward pass, so that nothing of size anchors x pool
+is kept.
+
+Legend: A anchors' rows (own pairs), N pool, L labels a pair (padded with -1), R distinct relations, D width of a pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from erica_dist.stream.micro_batches import EricaMicroBatch
+
+TILE = 1024
+
+
+@dataclass
+class PairLabels:
+    """What decides who attracts whom, of N pairs; moves between ranks as one integer table."""
+
+    document_N: Tensor  # key of the document
+    head_N: Tensor  # entity's number inside the document
+    tail_N: Tensor
+    same_sentence_N: Tensor  # bool: some sentence holds a mention of both
+    labels_NL: Tensor  # relations, padded with -1; all -1: no relation
+
+    def __len__(self) -> int:
+        return len(self.document_N)
+
+    def __getitem__(self, rows: slice | Tensor) -> PairLabels:
+        return PairLabels(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def table(self) -> Tensor:
+        """All columns as one int64 [N, 4 + L]."""
+        columns = [self.document_N, self.head_N, self.tail_N, self.same_sentence_N.long()]
+        return torch.cat([torch.stack(columns, dim=1), self.labels_NL], dim=1)
+
+    @classmethod
+    def from_table(cls, table: Tensor) -> PairLabels:
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 4:])
+
+    @classmethod
+    def of(cls, batch: EricaMicroBatch) -> PairLabels:
+        return cls(
+            batch.pair_document_P,
+            batch.pair_head_local_P,
+            batch.pair_tail_local_P,
+            batch.pair_same_sentence_P,
+            batch.pair_labels_PL,
+        )
+
+
+def positives_and_negatives(anchors: PairLabels, pool: PairLabels) -> tuple[Tensor, Tensor]:
+    """Boolean [A, N] each. An anchor's own row of the pool is known by document, head and tail, not by its place."""
+    same_document = anchors.document_N[:, None] == pool.document_N
+    same_end = (anchors.head_N[:, None] == pool.head_N) | (anchors.tail_N[:, None] == pool.tail_N)
+    neither = same_document & same_end
+    shares = _share_a_relation(anchors.labels_NL, pool.labels_NL)
+    labelled_A1 = (anchors.labels_NL >= 0).any(1, keepdim=True)
+    return shares & ~neither, ~shares & ~neither & labelled_A1
+
+
+def _share_a_relation(labels_AL: Tensor, labels_NL: Tensor) -> Tensor:
+    """Boolean [A, N] by a product of indicator matrices over the relations that occur."""
+    relations = torch.unique(torch.cat([labels_AL.flatten(), labels_NL.flatten()]))
+    relations = relations[relations >= 0]
+    if not len(relations):
+        return torch.zeros(len(labels_AL), len(labels_NL), dtype=torch.bool, device=labels_AL.device)
+
+    def indicators(labels: Tensor) -> Tensor:
+        row, column = (labels >= 0).nonzero(as_tuple=True)
+        table = torch.zeros(len(labels), len(relations), device=labels.device)
+        table[row, torch.searchsorted(relations, labels[row, column])] = 1
+        return table
+
+    return indicators(labels_AL) @ indicators(labels_NL).T > 0.5
+
+
+def anchor_rows(anchors: PairLabels, pool: PairLabels) -> Tensor:
+    """Boolean [A]: which of the pairs have at least one positive and one negative in the pool."""
+    keep = []
+    for start in range(0, len(anchors), TILE):
+        positive, negative = positives_and_negatives(anchors[start : start + TILE], pool)
+        keep.append(positive.any(1) & negative.any(1))
+    return torch.cat(keep) if keep else torch.zeros(0, dtype=torch.bool, device=anchors.document_N.device)
+
+
+def relation_loss_sum(
+    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+) -> Tensor:
+    """Sum over anchors of the loss above, in float32 (float64 stays); 0 with a gradient path where there is no anchor.
+
+    Args:
+        pairs_AD: states of the own pairs, with gradient.
+        pool_ND: states of the pool, the own pairs among them, with gradient to whoever owns them.
+    """
+    anchors_AD = functional.normalize(_wide(pairs_AD), dim=1)
+    pool_ND = functional.normalize(_wide(pool_ND), dim=1)
+    total = anchors_AD.sum() * 0 + pool_ND.sum() * 0
+    for start in range(0, len(labels), TILE):
+        rows = slice(start, start + TILE)
+        total = total + checkpoint(
+            _tile_loss_sum, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, use_reentrant=False
+        )
+    return total
+
+
+def _tile_loss_sum(
+    anchors_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+) -> Tensor:
+    positive_AN, negative_AN = positives_and_negatives(labels, pool)
+    is_anchor = positive_AN.any(1) & negative_AN.any(1)
+    positive_AN, negative_AN = positive_AN[is_anchor], negative_AN[is_anchor]
+    similarity_AN = anchors_AD[is_anchor] @ pool_ND.T / temperature
+    negatives_A = similarity_AN.masked_fill(~negative_AN, float("-inf")).logsumexp(1)
+    row, column = positive_AN.nonzero(as_tuple=True)
+    own = similarity_AN[row, column]
+    loss = torch.logaddexp(own, negatives_A[row]) - own
+    return (loss / positive_AN.sum(1)[row]).sum()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
