@@ -1,4 +1,4 @@
-"""The `erica-dist` command. Thin: each subcommand parses its words and calls one function elsewhere, imported only then.
+"""The `erica-dist` command: each subcommand parses its words and calls one function elsewhere, imported only then.
 
 Jobs with many settings take `--config FILE.yaml` and dotted overrides (`filters.min_tokens=64`); the flags below are
 shorthands for the settings that nearly everyone gives.

@@ -24,7 +24,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Negatives = Literal["local", "gather", "global"]
 Schedule = Literal["linear", "constant", "cosine"]
 
-# ------------------------------------------------------------------------------------------------ parts of a training job
+# ------------------------------------------------------------------------------------------ parts of a training job
 
 
 @dataclass

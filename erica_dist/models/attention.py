@@ -15,6 +15,7 @@ Legend: T packed tokens, B sequences, H heads, D width of a head, S longest sequ
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import torch
 from torch import Tensor
@@ -24,13 +25,16 @@ from transformers import AttentionInterface
 PACKED = "packed"
 
 
-def attend_by_sequence(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, bounds: list[int], scale: float, dropout: float) -> Tensor:
+def attend_by_sequence(
+    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, bounds: list[int], scale: float, dropout: float
+) -> Tensor:
     """Attention of each sequence to itself, one after the other -> [1, H, T, D]."""
     parts = []
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         query, key, value = (x[:, :, start:end] for x in (query_1HTD, key_1HTD, value_1HTD))
         if dropout:
-            # The CPU's fused kernel has no dropout and falls back to a slow path: the plain form is several times faster.
+            # The CPU's fused kernel has no dropout and falls back to a slow path: the plain form is several times
+            # faster.
             weights = torch.matmul(query * scale, key.transpose(-1, -2)).softmax(-1)
             parts.append(torch.matmul(functional.dropout(weights, dropout), value))
         else:
@@ -38,7 +42,15 @@ def attend_by_sequence(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor,
     return torch.cat(parts, dim=2) if parts else query_1HTD
 
 
-def attend_padded(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, cu_seqlens: Tensor, longest: int, scale: float, dropout: float) -> Tensor:
+def attend_padded(
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
     """The same by padding to the longest sequence and one masked call -> [1, H, T, D]."""
     lengths_B = cu_seqlens.diff().long()
     real_BS = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
@@ -50,12 +62,25 @@ def attend_padded(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, cu_s
         return padded.transpose(1, 2)
 
     out_BHSD = functional.scaled_dot_product_attention(
-        pad(query_1HTD), pad(key_1HTD), pad(value_1HTD), attn_mask=real_BS[:, None, None], dropout_p=dropout, scale=scale
+        pad(query_1HTD),
+        pad(key_1HTD),
+        pad(value_1HTD),
+        attn_mask=real_BS[:, None, None],
+        dropout_p=dropout,
+        scale=scale,
     )
     return out_BHSD.transpose(1, 2)[real_BS].transpose(0, 1)[None]
 
 
-def attend_varlen(query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, cu_seqlens: Tensor, longest: int, scale: float, dropout: float) -> Tensor:
+def attend_varlen(
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
     """The same by a variable-length flash kernel (CUDA, half precision) -> [1, H, T, D]."""
     query, key, value = (x[0].transpose(0, 1).contiguous() for x in (query_1HTD, key_1HTD, value_1HTD))
     if _FLASH_ATTN:

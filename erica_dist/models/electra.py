@@ -54,9 +54,7 @@ class ElectraPair(nn.Module):
     def discriminator_logits(self, packed: Packed, corrupted_ids_T: Tensor) -> Tensor:
         """One logit a token [T]; positive: this token was replaced."""
         assert self.discriminator is not None
-        return self.discriminator.discriminator_predictions(
-            hidden_states(self.discriminator, packed, corrupted_ids_T)
-        )
+        return self.discriminator.discriminator_predictions(hidden_states(self.discriminator, packed, corrupted_ids_T))
 
 
 def build_electra(model: ModelConfig, settings: ElectraConfig, tokenizer: dict[str, Any], seed: int) -> ElectraPair:
@@ -92,7 +90,7 @@ def _discriminator_config(model: ModelConfig, tokenizer: dict[str, Any]) -> Elec
     if model.size not in SIZES:
         raise UserError(f"model.size={model.size!r} is not one of {', '.join(SIZES)}")
     layers, hidden, heads, feed_forward, embedding = SIZES[model.size]
-    return ElectraModelConfig(
+    config = ElectraModelConfig(
         vocab_size=tokenizer["vocab_size"],
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -104,8 +102,9 @@ def _discriminator_config(model: ModelConfig, tokenizer: dict[str, Any]) -> Elec
         attention_probs_dropout_prob=model.dropout,
         pad_token_id=tokenizer["pad_id"],
         tie_word_embeddings=True,
-        attn_implementation=PACKED,
     )
+    config._attn_implementation = PACKED
+    return config
 
 
 def _generator_config(full: ElectraModelConfig, settings: ElectraConfig) -> ElectraModelConfig:
@@ -121,7 +120,9 @@ def _generator_config(full: ElectraModelConfig, settings: ElectraConfig) -> Elec
     values = full.to_dict()
     values.pop("model_type", None)
     values.update(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden)
-    return ElectraModelConfig(**values, attn_implementation=PACKED)
+    config = ElectraModelConfig(**values)
+    config._attn_implementation = PACKED
+    return config
 
 
 def _load(discriminator: ElectraForPreTraining | None, generator: ElectraForMaskedLM | None, folder: str) -> None:

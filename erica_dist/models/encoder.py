@@ -47,7 +47,9 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.init:
-            model = AutoModelForMaskedLM.from_pretrained(settings.init, config=config, local_files_only=True, dtype=torch.float32)
+            model = AutoModelForMaskedLM.from_pretrained(
+                settings.init, config=config, local_files_only=True, dtype=torch.float32
+            )
         else:
             model = AutoModelForMaskedLM.from_config(config)
     model.tie_weights()
@@ -55,13 +57,14 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
 
 
 def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrainedConfig:
-    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
-    if settings.init:
+    dropout: dict[str, Any] = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob":
+    settings.dropout} if settings.init:
         if not (Path(settings.init) / "config.json").is_file():
             raise UserError(f"model.init={settings.init} is no Hugging Face folder: it has no config.json")
         config = AutoConfig.from_pretrained(settings.init, local_files_only=True, **dropout)
         if config.model_type not in FAMILIES:
-            raise UserError(f"model.init={settings.init} is of type {config.model_type!r}; supported: {', '.join(FAMILIES)}")
+            known = ", ".join(FAMILIES)
+            raise UserError(f"model.init={settings.init} is of type {config.model_type!r}; supported: {known}")
         if config.vocab_size < tokenizer["vocab_size"]:
             raise UserError(
                 f"model.init={settings.init} knows {config.vocab_size} word pieces, the shards' tokenizer "
@@ -97,7 +100,11 @@ def position_offset(config: PreTrainedConfig) -> int:
 def hidden_states(model: PreTrainedModel, packed: Packed, input_ids_T: Tensor | None = None) -> Tensor:
     """Last hidden states [T, D] of a packed micro-batch; `input_ids_T` replaces the batch's own ids."""
     base, config = model.base_model, model.config
-    types_T = packed.token_type_ids_T if getattr(config, "type_vocab_size", 0) > 1 else torch.zeros_like(packed.token_type_ids_T)
+    types_T = (
+        packed.token_type_ids_T
+        if getattr(config, "type_vocab_size", 0) > 1
+        else torch.zeros_like(packed.token_type_ids_T)
+    )
     ids_T = packed.input_ids_T if input_ids_T is None else input_ids_T
     out = base(
         input_ids=ids_T[None],

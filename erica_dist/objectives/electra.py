@@ -26,8 +26,9 @@ def sample_replacements(
 ) -> Tensor:
     """One token [K] a position from softmax(logits / temperature), without gradient.
 
-    Drawn by inverting the cumulative distribution at the given uniforms in [0, 1): the distribution is that of the Gumbel
-    trick with one random number a position instead of V, and the draw belongs to the document, not to a rank's state.
+    Drawn by inverting the cumulative distribution at the given uniforms in [0, 1): the distribution is that of the
+    Gumbel trick with one random number a position instead of V, and the draw belongs to the document, not to a rank's
+    state.
     """
     with torch.no_grad():
         wide_KV = logits_KV.double() / temperature
@@ -67,7 +68,7 @@ def detection_counts(logits_T: Tensor, replaced_T: Tensor) -> Tensor:
 
 
 def detection_scores(counts: Tensor) -> dict[str, float]:
-    """accuracy, precision, recall, replaced_share and AUC (ties within a bin count half) of summed `detection_counts`."""
+    """accuracy, precision, recall, replaced_share and AUC of summed `detection_counts`; ties in a bin count half."""
     hit, predicted, right = counts[:3].tolist()
     replaced_b, original_b = counts[3 : 3 + AUC_BINS], counts[3 + AUC_BINS :]
     replaced, original = float(replaced_b.sum()), float(original_b.sum())

@@ -1,7 +1,7 @@
 """ED: given a head and a relation, the true tail among the document's entities (Qin et al. 2021, section 3.2).
 
-Loss of a query: -log( e^cos(h,t)/tau / sum over candidates l of e^cos(h,l)/tau ). The candidates come with the batch: every
-entity of the document but the head and, unless asked for, other true tails. The loss is a sum over queries.
+Loss of a query: -log( e^cos(h,t)/tau / sum over candidates l of e^cos(h,l)/tau ). The candidates come with the batch:
+every entity of the document but the head and, unless asked for, other true tails. The loss is a sum over queries.
 
 Legend: Q queries, C candidates of all queries, E entities, D width.
 """

@@ -1,9 +1,9 @@
 """Rows of all ranks, with gradient, for different numbers of rows on each rank (also none).
 
-Contract: `gather_rows` gives every rank the same [N, ...], the ranks' rows one after the other. In the backward pass the
-gradients that all ranks have for a row are summed at the row's owner. So when each rank's loss is its share of one global
-sum, every parameter's gradients summed over ranks are those of a single process on the union; an engine that averages over
-W ranks must be given the loss times W.
+Contract: `gather_rows` gives every rank the same [N, ...], the ranks' rows one after the other. In the backward pass
+the gradients that all ranks have for a row are summed at the row's owner. So when each rank's loss is its share of one
+global sum, every parameter's gradients summed over ranks are those of a single process on the union; an engine that
+averages over W ranks must be given the loss times W.
 
 Legend: W ranks, n own rows, N rows of all ranks.
 """

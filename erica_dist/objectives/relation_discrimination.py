@@ -2,9 +2,9 @@
 
 For an anchor A (a labelled pair): positives are the pairs that share at least one relation, negatives those that share
 none, no_relation pairs included; A itself and the pairs of its own document with its head or its tail are neither.
-Loss of A: mean over positives B of -log( e^s(A,B) / (e^s(A,B) + sum over negatives C of e^s(A,C)) ), s the cosine over the
-temperature. A pair without positive or without negative is no anchor. The loss is given as a sum over anchors: who calls
-knows how many there are in the whole global batch, and divides.
+Loss of A: mean over positives B of -log( e^s(A,B) / (e^s(A,B) + sum over negatives C of e^s(A,C)) ), s the cosine over
+the temperature. A pair without positive or without negative is no anchor. The loss is given as a sum over anchors: who
+calls knows how many there are in the whole global batch, and divides.
 
 Anchors are taken in tiles and each tile is computed again in the backward pass, so that nothing of size anchors x pool
 is kept.

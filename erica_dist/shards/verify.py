@@ -1,0 +1,180 @@
+"""`erica-dist verify FOLDER`: every byte, index entry and document of a corpus or training shard folder, checked.
+
+In: a folder. Out: a summary on the terminal, or a `UserError` that names shard, key and place of the first damage.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from erica_dist.errors import UserError
+from erica_dist.shards.blocks import COLUMNS, check_block
+from erica_dist.shards.documents import read_documents
+from erica_dist.shards.manifest import CORPUS, TRAINING_SHARDS, read_manifest
+from erica_dist.shards.reader import read_index
+from erica_dist.shards.tarfiles import read_members, sha256_file
+
+
+def verify(folder: str | Path) -> dict[str, int]:
+    """Check all of `folder`, print a summary and give its counts.
+
+    Raises:
+        UserError: the first damage: missing file, other hash or size than the manifest says, a key twice, an index that
+            does not fit, a span outside its text, an entity or relation that does not exist.
+    """
+    manifest = read_manifest(folder)
+    if manifest["format"] == CORPUS:
+        counts = _verify_corpus(Path(folder), manifest)
+    elif manifest["format"] == TRAINING_SHARDS:
+        counts = _verify_training(Path(folder), manifest)
+    else:
+        raise UserError(
+            f"{folder} is a folder of format {manifest['format']!r}; verify checks corpora and training shards"
+        )
+    text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
+    print(f"{folder}: {manifest['format']} is whole: {text}")
+    return dict(counts)
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    found = sha256_file(path)
+    if found != expected:
+        raise UserError(f"{path} is damaged: its sha256 is {found}, the manifest says {expected}; copy it again")
+
+
+# ------------------------------------------------------------------------------------------------ corpus
+
+
+def _verify_corpus(folder: Path, manifest: dict[str, Any]) -> Counter[str]:
+    counts: Counter[str] = Counter(shards=0, documents=0, text_pages=0, entities=0, mentions=0, relations=0)
+    relations = {relation["id"] for relation in manifest["relations"]}
+    seen: dict[str, set[int]] = {"documents": set(), "text": set()}
+    for shard in manifest["shards"]:
+        path = folder / shard["file"]
+        _check_hash(path, shard["sha256"])
+        counts["shards"] += 1
+        samples = 0
+        for key, sample in read_documents(path):
+            samples += 1
+            if key in seen[shard["kind"]]:
+                raise UserError(f"{path}: key {key:012d} occurs twice in the corpus")
+            seen[shard["kind"]].add(key)
+            try:
+                fault = _document_fault(sample, relations) if shard["kind"] == "documents" else _page_fault(sample)
+            except (KeyError, TypeError, ValueError) as error:
+                fault = f"a field is missing or of a wrong kind ({error!r})"
+            if fault:
+                raise UserError(f"{path}: document {key:012d}: {fault}; build the corpus again")
+            if shard["kind"] == "documents":
+                counts["documents"] += 1
+                counts["entities"] += len(sample["entities"])
+                counts["mentions"] += sum(len(entity["mentions"]) for entity in sample["entities"])
+                counts["relations"] += len(sample["relations"])
+            else:
+                counts["text_pages"] += 1
+        _expect(path, "samples", samples, shard["samples"])
+    for name in ("documents", "text_pages"):
+        _expect(folder, name, counts[name], manifest[name])
+    return counts
+
+
+def _document_fault(document: dict[str, Any], relations: set[str]) -> str:
+    text = document["text"]
+    spans = sorted((start, end) for entity in document["entities"] for start, end, _ in entity["mentions"])
+    if any(not entity["mentions"] for entity in document["entities"]):
+        return "an entity has no mention"
+    border = 0
+    for start, end in spans:
+        if not border <= start < end <= len(text):
+            return f"mention [{start}, {end}) is empty, overlaps another or lies outside the text"
+        border = end
+    for entity in document["entities"]:
+        if entity["mentions"] != sorted(entity["mentions"]):
+            return f"mentions of {entity['id']} are not sorted"
+    triples = [tuple(triple) for triple in document["relations"]]
+    if triples != sorted(set(triples)):
+        return "relations are not sorted and unique"
+    for head, tail, relation in triples:
+        if not (0 <= head < len(document["entities"]) and 0 <= tail < len(document["entities"]) and head != tail):
+            return f"relation [{head}, {tail}, {relation}] is not between two entities of the document"
+        if relation not in relations:
+            return f"relation {relation} is not in the manifest's table"
+    return ""
+
+
+def _page_fault(page: dict[str, Any]) -> str:
+    paragraphs = page["paragraphs"]
+    if not isinstance(page["title"], str) or not all(isinstance(text, str) for text in paragraphs):
+        return "title and paragraphs must be texts"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------ training shards
+
+
+def _verify_training(folder: Path, manifest: dict[str, Any]) -> Counter[str]:
+    kind = manifest["kind"]
+    counts: Counter[str] = Counter(shards=0, train=0, validation=0, tokens=0)
+    seen: set[int] = set()
+    for shard in manifest["shards"]:
+        path = folder / shard["file"]
+        index = read_index(folder, shard, kind)
+        _check_hash(path, shard["sha256"])
+        _check_hash(folder / shard["index"], shard["index_sha256"])
+        members = read_members(path)
+        lengths: list[np.ndarray] = []
+        for block in index["blocks"]:
+            columns = {}
+            for column in COLUMNS[kind]:
+                name, data = next(members, ("nothing", b""))
+                wanted = f"{block['key']}.{column.name}.npy"
+                if name != wanted:
+                    raise UserError(
+                        f"{path}: holds {name} where the index says {wanted}; run `erica-dist tokenize` again"
+                    )
+                columns[column.name] = _load(path, name, data)
+                _check_place(path, name, columns[column.name], block["columns"][column.name])
+            try:
+                check_block(columns, manifest["tokenizer"]["vocab_size"], len(manifest.get("relations", [])))
+            except ValueError as error:
+                raise UserError(f"{path}: block {block['key']}: {error}; run `erica-dist tokenize` again") from error
+            for key in columns["document_key"].tolist():
+                if key in seen:
+                    raise UserError(f"{path}: block {block['key']}: key {key} occurs twice in the folder")
+                seen.add(key)
+            lengths.append(np.diff(columns["token_offsets"]))
+        if (extra := next(members, None)) is not None:
+            raise UserError(f"{path}: holds {extra[0]}, which the index does not name")
+        if not np.array_equal(np.concatenate(lengths), index["lengths"]):
+            raise UserError(f"{folder / shard['index']}: the lengths are not those of the documents in {path}")
+        counts["shards"] += 1
+        counts[shard["split"]] += shard["documents"]
+        counts["tokens"] += shard["tokens"]
+    return counts
+
+
+def _load(path: Path, name: str, data: bytes) -> np.ndarray:
+    try:
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: member {name} is no array ({error}); run `erica-dist tokenize` again") from error
+
+
+def _check_place(path: Path, name: str, array: np.ndarray, entry: dict[str, Any]) -> None:
+    """The index must point at the very bytes of the array."""
+    with path.open("rb") as file:
+        file.seek(entry["offset"])
+        data = file.read(array.nbytes)
+    if [array.dtype.str, list(array.shape)] != [entry["dtype"], entry["shape"]] or data != array.tobytes():
+        raise UserError(f"{path}: the index points {name} at byte {entry['offset']}, which holds something else")
+
+
+def _expect(place: Path, name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise UserError(f"{place}: holds {found} {name}, the manifest says {expected}; build it again")

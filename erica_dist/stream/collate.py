@@ -1,0 +1,273 @@
+"""Documents and sequences to packed tensors: one micro-batch of ERICA or of ELECTRA.
+
+In: views of the shards, each with its epoch, and what model and job ask for. Out: an `EricaMicroBatch` or an
+`ElectraMicroBatch`. All that is random is a function of (seed, epoch, document key). Apart from reading the views and
+their random numbers, numpy works on the whole micro-batch at once.
+
+T packed tokens, D documents, E entities, M mentions, P pairs, Q queries, K masked positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from erica_dist.config import EricaConfig, EricaJob
+from erica_dist.errors import UserError
+from erica_dist.shards.reader import DocumentView, SequenceView, ShardFolder
+from erica_dist.stream import masking, ragged
+from erica_dist.stream.discrimination import query_candidates, relation_pairs, share_sentence
+from erica_dist.stream.documents import draw_triples, lay_out, surviving_entities
+from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, Packed
+from erica_dist.stream.randomness import KeyedRandom
+
+__all__ = ["ElectraMicroBatch", "EricaCollation", "EricaMicroBatch", "Packed", "collate_electra", "collate_erica"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The token ids that packing and masking need."""
+
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    ordinary_ids: np.ndarray  # all but the special ones
+    special_V: np.ndarray  # bool, by id
+
+    @classmethod
+    def of(cls, tokenizer: dict[str, Any]) -> Vocabulary:
+        """From the manifest's `tokenizer` object."""
+        special_V = np.zeros(tokenizer["vocab_size"], bool)
+        special_V[tokenizer["special_ids"]] = True
+        return cls(
+            tokenizer["cls_id"], tokenizer["sep_id"], tokenizer["mask_id"], np.flatnonzero(~special_V), special_V
+        )
+
+
+# ------------------------------------------------------------------------------------------------ ERICA
+
+
+@dataclass(frozen=True)
+class EricaCollation:
+    """What turns documents into micro-batches, fixed over a run."""
+
+    vocabulary: Vocabulary
+    name_pieces: np.ndarray  # int64, pieces of all relations' names
+    name_start: np.ndarray  # int64 [relations + 1]
+    max_length: int
+    erica: EricaConfig
+
+    @classmethod
+    def of(cls, folder: ShardFolder, job: EricaJob) -> EricaCollation:
+        """For the documents of `folder` under the settings of `job`.
+
+        Raises:
+            UserError: a setting that leaves no sense.
+        """
+        if not 0 <= job.erica.mask_probability < 1:
+            raise UserError(f"erica.mask_probability must be in [0, 1), got {job.erica.mask_probability}")
+        if job.model.max_length < 8:
+            raise UserError(f"model.max_length={job.model.max_length} leaves no room for a document; give at least 8")
+        names = [relation["pieces"] for relation in folder.relations]
+        return cls(
+            vocabulary=Vocabulary.of(folder.tokenizer),
+            name_pieces=np.array([piece for name in names for piece in name], np.int64),
+            name_start=ragged.offsets(np.array([len(name) for name in names], np.int64)),
+            max_length=job.model.max_length,
+            erica=job.erica,
+        )
+
+
+def collate_erica(
+    rd: Sequence[tuple[DocumentView, int]],
+    ed: Sequence[tuple[DocumentView, int]],
+    collation: EricaCollation,
+    random: KeyedRandom,
+) -> EricaMicroBatch:
+    """One micro-batch of the RD documents and the ED documents, each a pair (view, epoch).
+
+    An ED document without a drawable triple becomes `[CLS] document [SEP]`, has no query and serves MLM only.
+    """
+    both = [*rd, *ed]
+    documents = lay_out([view for view, _ in both])
+    is_rd_D = np.arange(len(both)) < len(rd)
+    settings, name_start = collation.erica, collation.name_start
+
+    ask_D = np.array([0.0 if is_rd else _ask(random, *one) for is_rd, one in zip(is_rd_D, both, strict=True)])
+    room = collation.max_length - 3
+    name_lengths = np.diff(name_start)
+    draw = draw_triples(documents, name_lengths, room, ask_D, ~is_rd_D)
+    head_start_Q = documents.token_start[draw.document_Q] + documents.first_start[draw.head_Q]
+    head_count_Q = documents.first_end[draw.head_Q] - documents.first_start[draw.head_Q]
+    prompt_D = np.zeros(len(both), np.int64)  # pieces between [CLS] and the first [SEP] of an asked document
+    prompt_D[draw.document_Q] = name_lengths[draw.relation_Q] + head_count_Q
+    asked_D = np.zeros(len(both), bool)
+    asked_D[draw.document_Q] = True
+    kept_D = np.minimum(np.diff(documents.token_start), room + ~asked_D - prompt_D)
+    alive_E = surviving_entities(documents, kept_D)
+    alive_M = documents.mention_end <= kept_D[documents.mention_document]
+
+    cu = ragged.offsets(kept_D + 2 + np.where(asked_D, prompt_D + 1, 0))
+    text_start_D = cu[1:] - 1 - kept_D
+    ids_T = np.empty(cu[-1], np.int64)
+    ids_T[cu[:-1]] = collation.vocabulary.cls_id
+    ids_T[cu[1:] - 1] = collation.vocabulary.sep_id
+    ids_T[text_start_D[asked_D] - 1] = collation.vocabulary.sep_id
+    text = ragged.spans(text_start_D, kept_D)
+    ids_T[text] = documents.tokens[ragged.spans(documents.token_start[:-1], kept_D)]
+    name_at_Q = cu[draw.document_Q] + 1
+    names_Q = name_lengths[draw.relation_Q]
+    ids_T[ragged.spans(name_at_Q, names_Q)] = collation.name_pieces[ragged.spans(name_start[draw.relation_Q], names_Q)]
+    ids_T[ragged.spans(name_at_Q + names_Q, head_count_Q)] = documents.tokens[ragged.spans(head_start_Q, head_count_Q)]
+    second_T = np.zeros(len(ids_T), np.int64)
+    second_T[ragged.spans(text_start_D[asked_D], kept_D[asked_D] + 1)] = 1
+
+    of_rd_E = alive_E & is_rd_D[documents.entity_document]
+    uniform = [
+        random.uniform("no_relation", epoch, view.key, len(view.entity_hash) ** 2)
+        for view, epoch in (rd if settings.no_relation_pairs > 0 else ())
+    ]
+    pairs = relation_pairs(documents, of_rd_E, settings.no_relation_pairs, uniform)
+    candidates = query_candidates(documents, alive_E, draw, settings.other_tails_as_negatives)
+
+    mention_count_M = (documents.mention_end - documents.mention_start)[alive_M]
+    mention_at_M = (text_start_D[documents.mention_document] + documents.mention_start)[alive_M]
+    pieces_N = ragged.spans(mention_at_M, mention_count_M)
+    may_mask_T = np.zeros(len(ids_T), bool)
+    may_mask_T[text] = ~collation.vocabulary.special_V[ids_T[text]]
+    if not settings.mask_mentions:
+        taking_part_E = np.zeros(len(alive_E), bool)
+        for entities in (pairs.head_P, pairs.tail_P, candidates.entity_C, draw.head_Q, draw.tail_Q):
+            taking_part_E[entities] = True
+        taking_part_M = taking_part_E[documents.mention_entity[alive_M]]
+        may_mask_T[pieces_N[np.repeat(taking_part_M, mention_count_M)]] = False
+    masked_T, positions_K, labels_K = masking.mlm_mask(
+        ids_T,
+        may_mask_T,
+        ragged.row_of(np.diff(cu)),
+        _piece_uniforms(random, "mlm", both, kept_D, text, len(ids_T)),
+        len(both),
+        settings.mask_probability,
+        collation.vocabulary.mask_id,
+        collation.vocabulary.ordinary_ids,
+    )
+
+    number_E = np.cumsum(alive_E) - 1
+    local_P = documents.entity_start[pairs.document_P]
+    return EricaMicroBatch(
+        packed=_packed(masked_T, second_T, cu),
+        masked_positions_K=_tensor(positions_K),
+        masked_labels_K=_tensor(labels_K),
+        piece_positions_N=_tensor(pieces_N),
+        piece_mention_N=_tensor(ragged.row_of(mention_count_M)),
+        mention_entity_M=_tensor(number_E[documents.mention_entity[alive_M]]),
+        entity_count=int(alive_E.sum()),
+        mention_count=len(mention_count_M),
+        pair_head_P=_tensor(number_E[pairs.head_P]),
+        pair_tail_P=_tensor(number_E[pairs.tail_P]),
+        pair_document_P=_tensor(documents.keys[pairs.document_P]),
+        pair_head_local_P=_tensor(pairs.head_P - local_P),
+        pair_tail_local_P=_tensor(pairs.tail_P - local_P),
+        pair_labels_PL=_tensor(pairs.labels_PL),
+        pair_same_sentence_P=_tensor(share_sentence(documents, alive_M, pairs.head_P, pairs.tail_P)),
+        query_head_Q=_tensor(number_E[draw.head_Q]),
+        query_tail_Q=_tensor(number_E[draw.tail_Q]),
+        candidate_entity_C=_tensor(number_E[candidates.entity_C]),
+        candidate_query_C=_tensor(candidates.query_C),
+        documents=len(both),
+        tokens=len(ids_T),
+    )
+
+
+def _ask(random: KeyedRandom, view: DocumentView, epoch: int) -> float:
+    return float(random.uniform("triple", epoch, view.key, 1)[0])
+
+
+# ------------------------------------------------------------------------------------------------ ELECTRA
+
+
+def collate_electra(
+    sequences: Sequence[tuple[SequenceView, int]],
+    vocabulary: Vocabulary,
+    max_length: int,
+    probability: float,
+    random: KeyedRandom,
+) -> ElectraMicroBatch:
+    """One micro-batch of the sequences, each a pair (view, epoch).
+
+    A sequence that is longer than `max_length` with its special tokens loses its end.
+    """
+    count_D = ragged.lengths([view.tokens for view, _ in sequences])
+    split_D = np.fromiter((view.segment_split for view, _ in sequences), np.int64, len(sequences))
+    two_D = (split_D > 0) & (split_D < max_length - 3)
+    kept_D = np.minimum(count_D, max_length - 2 - two_D)
+    cu = ragged.offsets(kept_D + 2 + two_D)
+    # a piece behind the split moves one place on, for the [SEP] between the segments
+    piece = ragged.within(kept_D)
+    behind = piece >= np.where(two_D, split_D, max_length)[ragged.row_of(kept_D)]
+    text = ragged.spans(cu[:-1] + 1, kept_D) + behind
+    start_D = ragged.offsets(count_D)[:-1]
+    tokens = np.concatenate([view.tokens for view, _ in sequences]).astype(np.int64)
+    ids_T = np.full(cu[-1], vocabulary.sep_id, np.int64)
+    ids_T[cu[:-1]] = vocabulary.cls_id
+    ids_T[text] = tokens[ragged.spans(start_D, kept_D)]
+    second_T = np.zeros(len(ids_T), np.int64)
+    second_T[ragged.spans((cu[:-1] + split_D + 2)[two_D], (kept_D - split_D + 1)[two_D])] = 1
+    may_mask_T = np.zeros(len(ids_T), bool)
+    may_mask_T[text] = ~vocabulary.special_V[ids_T[text]]
+    positions_K, keep_K, uniform_K = masking.electra_mask(
+        may_mask_T,
+        ragged.row_of(np.diff(cu)),
+        _piece_uniforms(random, "electra", sequences, kept_D, text, len(ids_T)),
+        len(sequences),
+        probability,
+        max_length,
+    )
+    return ElectraMicroBatch(
+        packed=_packed(ids_T, second_T, cu),
+        masked_positions_K=_tensor(positions_K),
+        keep_K=_tensor(keep_K),
+        sample_uniform_K=_tensor(uniform_K),
+        documents=len(sequences),
+        tokens=len(ids_T),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ both
+
+
+def _piece_uniforms(
+    random: KeyedRandom,
+    purpose: str,
+    documents: Sequence[tuple[DocumentView | SequenceView, int]],
+    kept_D: np.ndarray,
+    text: np.ndarray,
+    tokens: int,
+) -> np.ndarray:
+    """float64 [3, T]: three numbers for each piece, a function of the whole document, wherever it was cut."""
+    uniform_3T = np.zeros((3, tokens))
+    drawn = [
+        random.uniform(purpose, epoch, view.key, (3, len(view.tokens)))[:, :kept]
+        for (view, epoch), kept in zip(documents, kept_D.tolist(), strict=True)
+    ]
+    uniform_3T[:, text] = np.concatenate(drawn, axis=1)
+    return uniform_3T
+
+
+def _packed(ids_T: np.ndarray, second_T: np.ndarray, cu: np.ndarray) -> Packed:
+    lengths = np.diff(cu)
+    return Packed(
+        input_ids_T=_tensor(ids_T),
+        position_ids_T=_tensor(ragged.within(lengths)),
+        token_type_ids_T=_tensor(second_T),
+        cu_seqlens=_tensor(cu.astype(np.int32)),
+        max_seqlen=int(lengths.max()),
+    )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

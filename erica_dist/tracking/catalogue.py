@@ -1,0 +1,89 @@
+"""What is known about each metric of a run: how it is called, its unit, which way is better, where it is drawn.
+
+Metrics that are not listed are drawn too; name and direction then follow from their key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Group = Literal["heldout", "loss", "objective", "optimizer", "speed"]
+Better = Literal["lower", "higher", ""]
+
+GROUPS: dict[Group, str] = {
+    "heldout": "Held-out scores",
+    "loss": "Training loss and its terms",
+    "objective": "Inside the objective",
+    "optimizer": "Learning rate and gradient norm",
+    "speed": "Speed",
+}
+HELD_OUT = "heldout/"
+
+
+@dataclass(frozen=True)
+class Metric:
+    key: str
+    label: str
+    unit: str
+    group: Group
+    better: Better = ""
+    main: bool = False  # stands in the table of results
+
+
+_KNOWN = [
+    Metric("heldout/ed_accuracy", "Entity discrimination accuracy", "share", "heldout", "higher", True),
+    Metric("heldout/rd_map", "Relation retrieval, mean average precision", "MAP", "heldout", "higher", True),
+    Metric("heldout/mlm_loss", "Masked language model loss", "nats per masked piece", "heldout", "lower", True),
+    Metric("heldout/generator_loss", "Generator loss", "nats per masked token", "heldout", "lower", True),
+    Metric("heldout/generator_accuracy", "Generator accuracy", "share", "heldout", "higher", True),
+    Metric("heldout/replaced_recall", "Recall of replaced tokens", "share", "heldout", "higher", True),
+    Metric("heldout/replaced_precision", "Precision on replaced tokens", "share", "heldout", "higher", True),
+    Metric("heldout/auc", "AUC on replaced tokens", "AUC", "heldout", "higher", True),
+    Metric("loss", "Total loss", "weighted sum", "loss", "lower", True),
+    Metric("loss_rd", "Relation discrimination loss", "nats", "loss", "lower", True),
+    Metric("loss_ed", "Entity discrimination loss", "nats", "loss", "lower", True),
+    Metric("loss_mlm", "Masked language model loss", "nats per masked piece", "loss", "lower", True),
+    Metric("loss_generator", "Generator loss", "nats per masked token", "loss", "lower", True),
+    Metric("loss_discriminator", "Discriminator loss", "nats per token", "loss", "lower", True),
+    Metric("generator_accuracy", "Generator accuracy", "share", "objective", "higher"),
+    Metric("replaced_share", "Replaced tokens", "share of all tokens", "objective"),
+    Metric("discriminator_recall", "Recall of replaced tokens", "share", "objective", "higher"),
+    Metric("discriminator_precision", "Precision on replaced tokens", "share", "objective", "higher"),
+    Metric("discriminator_accuracy", "Discriminator accuracy", "share", "objective", "higher"),
+    Metric("discriminator_auc", "AUC on replaced tokens", "AUC", "objective", "higher"),
+    Metric("rd_anchors", "Anchors of relation discrimination", "pairs a step", "objective"),
+    Metric("lr", "Learning rate", "learning rate", "optimizer"),
+    Metric("grad_norm", "Gradient norm before clipping", "norm", "optimizer"),
+    Metric("tokens_per_second", "Tokens a second, all ranks", "tokens/s", "speed", "higher"),
+    Metric("documents_per_second", "Documents a second, all ranks", "documents/s", "speed", "higher"),
+    Metric("seconds", "Time of a step", "seconds", "speed", "lower"),
+    Metric("data_wait_share", "Waiting for data", "share of the step", "speed", "lower"),
+]
+_BY_KEY = {metric.key: metric for metric in _KNOWN}
+_ORDER = {metric.key: place for place, metric in enumerate(_KNOWN)}
+# sizes of a step that serve the figures of speed and are no result in themselves
+BOOKKEEPING = frozenset({"documents", "tokens", "epoch"})
+
+
+def describe(key: str) -> Metric:
+    """The entry of `key`; for an unlisted one, what its name says."""
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    name = key.removeprefix(HELD_OUT)
+    label = name.replace("_", " ").strip().capitalize()
+    better: Better = "lower" if "loss" in name else ""
+    if any(word in name for word in ("accuracy", "recall", "precision", "auc", "map", "f1")):
+        better = "higher"
+    if key.startswith(HELD_OUT):
+        return Metric(key, label, name, "heldout", better)
+    if name.startswith("loss"):
+        return Metric(key, label, "loss", "loss", better)
+    if name.endswith(("_per_second", "_seconds")):
+        return Metric(key, label, name.replace("_", " "), "speed")
+    return Metric(key, label, name.replace("_", " "), "objective", better)
+
+
+def in_order(keys: set[str]) -> list[Metric]:
+    """The entries of `keys` without bookkeeping, listed ones first and in the list's order."""
+    return [describe(key) for key in sorted(keys - BOOKKEEPING, key=lambda key: (_ORDER.get(key, len(_ORDER)), key))]

@@ -1,0 +1,175 @@
+"""One optimizer step of ERICA, and its held-out scores.
+
+Half of a micro-batch's documents serve RD and half ED; MLM runs on both. Each loss is a sum divided by its count over
+the whole global batch, so accumulation over any split of the batch adds up to one big batch. `erica.negatives` says
+what the pool of RD is: the own micro-batch (local), the micro-batches of all ranks at one micro-step (gather), or the
+whole global batch (global, by the gradient cache).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from erica_dist.config import EricaConfig, EricaJob
+from erica_dist.objectives.entity_discrimination import entity_loss_sum
+from erica_dist.objectives.gather import gather_rows, gather_tables, ranks, row_counts
+from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
+from erica_dist.objectives.pooling import pair_states
+from erica_dist.objectives.relation_discrimination import PairLabels, anchor_rows, relation_loss_sum
+from erica_dist.objectives.retrieval import mean_average_precision
+from erica_dist.stream.micro_batches import EricaMicroBatch
+from erica_dist.training.engine import backward, device, seed_dropout, sum_over_ranks
+
+
+def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step: int) -> dict[str, float]:
+    """Forward and backward of this rank's micro-batches; the optimizer step is the caller's. Returns global metrics."""
+    erica, weights = job.erica, job.erica.weights
+    batches = [batch.to(device()) for batch in batches]
+    labels = [PairLabels.of(batch) for batch in batches]
+    pools = _pools(labels, erica)
+    anchors, queries, masked, pool_pairs = _counts(batches, labels, pools).tolist()
+    first_cell = (dist.get_rank() if dist.is_initialized() else 0) * len(batches)
+
+    cached: list[Tensor] = []
+    sums = torch.zeros(5, dtype=torch.float64)
+    if erica.negatives == "global":
+        scale = weights.rd / max(anchors, 1)
+        share, cached = _first_pass(engine, batches, labels, pools[0], erica, scale, job.train.seed, step, first_cell)
+        sums[0] += share.double().cpu()
+    for micro, batch in enumerate(batches):
+        seed_dropout(job.train.seed, step, first_cell + micro)
+        entity_ED, mlm_sum, mlm_right = engine(batch)
+        pairs_PD = pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P)
+        if cached:
+            rd_sum, rd_term = torch.zeros(()), backward_term(pairs_PD, cached[micro])
+        else:
+            own, pool = labels[micro], pools[micro]
+            if erica.negatives == "gather":
+                pool_ND = gather_rows(pairs_PD, row_counts(len(pairs_PD), pairs_PD.device))
+            else:
+                pool_ND = pairs_PD
+            rd_sum = relation_loss_sum(pairs_PD, own, pool_ND, pool, erica.temperature)
+            rd_term = rd_sum * (weights.rd / max(anchors, 1))
+        ed_sum, ed_right = _entity_loss(entity_ED, batch, erica)
+        loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / max(masked, 1))
+        backward(engine, loss, last=micro == len(batches) - 1)
+        sums += torch.stack([x.detach().double().cpu() for x in (rd_sum, ed_sum, mlm_sum, ed_right, mlm_right)])
+    rd, ed, mlm, ed_right, mlm_right = sum_over_ranks(sums.to(device())).tolist()
+    rd, ed, mlm = rd / max(anchors, 1), ed / max(queries, 1), mlm / max(masked, 1)
+    return {
+        "loss": weights.rd * rd + weights.ed * ed + weights.mlm * mlm,
+        "loss_rd": rd,
+        "loss_ed": ed,
+        "loss_mlm": mlm,
+        "rd_anchors": anchors,
+        "rd_pool": pool_pairs / max(len(batches) * ranks(), 1),
+        "ed_accuracy": ed_right / max(queries, 1),
+        "mlm_accuracy": mlm_right / max(masked, 1),
+    }
+
+
+def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:
+    """What each own micro-batch is contrasted with; under `global` the same pool for all."""
+    if erica.negatives == "local":
+        return labels
+    if erica.negatives == "gather":
+        return [_union(gather_tables(label.table())) for label in labels]
+    own = _union([label.table() for label in labels])
+    return [_union(gather_tables(own.table()))] * len(labels)
+
+
+def _union(tables: list[Tensor]) -> PairLabels:
+    width = max(table.shape[1] for table in tables)
+    wide = [torch.nn.functional.pad(table, (0, width - table.shape[1]), value=-1) for table in tables]
+    return PairLabels.from_table(torch.cat(wide))
+
+
+def _counts(batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels]) -> Tensor:
+    """Over the whole global batch: RD's anchors, ED's queries, masked pieces; and pool entries over all micro-steps."""
+    counts = torch.zeros(4, dtype=torch.float64)
+    for batch, own, pool in zip(batches, labels, pools, strict=True):
+        sizes = (int(anchor_rows(own, pool).sum()), len(batch.query_head_Q), len(batch.masked_positions_K), len(pool))
+        counts += torch.tensor(sizes, dtype=torch.float64)
+    return sum_over_ranks(counts.to(device())).cpu()
+
+
+def _first_pass(
+    engine: Any,
+    batches: list[EricaMicroBatch],
+    labels: list[PairLabels],
+    pool: PairLabels,
+    erica: EricaConfig,
+    scale: float,
+    seed: int,
+    step: int,
+    first_cell: int,
+) -> tuple[Tensor, list[Tensor]]:
+    """Pair states of every micro-batch without graph, and the gradient of RD over the whole pool for them."""
+    pairs = []
+    with torch.no_grad():
+        for micro, batch in enumerate(batches):
+            seed_dropout(seed, step, first_cell + micro)
+            entity_ED, _, _ = engine.module(batch, states_only=True)
+            pairs.append(pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P))
+    return cached_gradients(pairs, labels, pool, scale, erica.temperature)
+
+
+def _entity_loss(entity_ED: Tensor, batch: EricaMicroBatch, erica: EricaConfig) -> tuple[Tensor, Tensor]:
+    return entity_loss_sum(
+        entity_ED,
+        batch.query_head_Q,
+        batch.query_tail_Q,
+        batch.candidate_entity_C,
+        batch.candidate_query_C,
+        erica.temperature,
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    engine: Any, batches: list[EricaMicroBatch | None], job: EricaJob, filler: EricaMicroBatch | None
+) -> dict[str, float]:
+    """Scores on held-out documents, the same on every rank.
+
+    All ranks pass equally many micro-batches; where one has None it runs the `filler` and forgets it, since ZeRO 3
+    gathers weights by collectives that every rank must join.
+
+    ed_accuracy: share of queries whose tail is the nearest candidate. rd_map: mean average precision of finding the
+    pairs of the same relation among all held-out pairs. mlm_loss: cross entropy of a masked piece.
+    """
+    engine.eval()
+    sums = torch.zeros(5, dtype=torch.float64)
+    rows: list[Tensor] = []
+    tables: list[Tensor] = []
+    for batch in batches:
+        if batch is None:
+            assert filler is not None
+            engine.module(filler.to(device()))
+            continue
+        batch = batch.to(device())
+        entity_ED, mlm_sum, _ = engine.module(batch)
+        ed_sum, ed_right = _entity_loss(entity_ED, batch, job.erica)
+        numbers = (ed_sum, ed_right, len(batch.query_head_Q), mlm_sum, len(batch.masked_positions_K))
+        sums += torch.tensor([float(x) for x in numbers], dtype=torch.float64)
+        rows.append(pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P))
+        tables.append(PairLabels.of(batch).table())
+    engine.train()
+    width = 2 * engine.module.model.config.hidden_size
+    own_ND = torch.cat(rows) if rows else torch.zeros(0, width, device=device())
+    own = _union(tables) if tables else PairLabels.from_table(torch.zeros(0, 5, dtype=torch.int64, device=device()))
+    pool = _union(gather_tables(own.table()))
+    pool_ND = gather_rows(own_ND, row_counts(len(own_ND), own_ND.device))
+    score, anchors = mean_average_precision(pool_ND, pool)
+    ed, right, queries, mlm, masked = sum_over_ranks(sums.to(device())).tolist()
+    return {
+        "ed_accuracy": right / max(queries, 1),
+        "ed_loss": ed / max(queries, 1),
+        "rd_map": score,
+        "mlm_loss": mlm / max(masked, 1),
+        "queries": queries,
+        "anchors": anchors,
+    }

@@ -1,0 +1,14 @@
+"""ELECTRA pre-training, started by `deepspeed`, `srun`, `torchrun` or plain python.
+
+    deepspeed launchers/electra.py --config job.yaml train.lr=1e-4
+
+Settings: `erica-dist config electra`. The run folder gets config.yaml, metrics.jsonl, evaluation.jsonl and
+checkpoints/; the same command goes on from the newest complete checkpoint.
+"""
+
+import sys
+
+from erica_dist.training.job import main
+
+if __name__ == "__main__":
+    sys.exit(main("electra", sys.argv[1:]))

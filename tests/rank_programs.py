@@ -1,0 +1,159 @@
+"""What the ranks of multi-process tests run (see tests/ranks.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gather_gradients(rows: list[list[list[float]]]) -> dict[str, Any]:
+    """Loss of rank r: (r + 1) * (all rows)^3, summed. Gives the gathered rows and the own rows' gradient."""
+    from erica_dist.objectives.gather import gather_rows, gather_tables, row_counts
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    own = torch.tensor(rows[rank], dtype=torch.float64).reshape(-1, 2).requires_grad_()
+    everything = gather_rows(own, row_counts(len(own), own.device))
+    ((rank + 1) * everything**3).sum().backward()
+    tables = gather_tables(torch.full((len(own), rank + 1), rank))
+    dist.destroy_process_group()
+    return {
+        "rows": everything.tolist(),
+        "gradient": own.grad.tolist(),
+        "tables": [table.tolist() for table in tables],
+    }
+
+
+def train(kind: str, folder: str, out: str, combinations: list[list[str]], steps: int) -> list[list[dict[str, float]]]:
+    """Train `steps` steps once for each list of overrides. Rank 0 writes the gradient of the first step and the weights
+    after the last one to OUT/<number>.safetensors. Gives the metrics of each step of each combination."""
+    from safetensors.torch import save_file
+
+    from erica_dist import config
+    from erica_dist.config import ElectraJob, EricaJob
+    from erica_dist.shards.reader import ShardFolder
+    from erica_dist.stream.loader import ElectraStream, EricaStream
+    from erica_dist.training import electra, engine, erica
+    from erica_dist.training.checkpoint import whole_weights
+    from erica_dist.training.job import _build_module
+
+    engine.start_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    shards = ShardFolder.open(folder, split="train")
+    metrics = []
+    for number, overrides in enumerate(combinations):
+        job: Any = config.load(EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={steps}"])
+        accumulation = config.accumulation(job.train, ranks)
+        module, _ = _build_module(kind, job, shards)
+        wrapped = engine.build_engine(module, job.train, accumulation)
+        stream = (EricaStream if kind == "erica" else ElectraStream)(shards, job, rank, ranks, 0)
+        rules = erica if kind == "erica" else electra
+        rows = []
+        tensors: dict[str, torch.Tensor] = {}
+        for step, batch in enumerate(stream, start=1):
+            scores = rules.train_step(wrapped, batch.micro_batches, job, step)
+            if step == 1:
+                tensors |= _gradients(wrapped)
+            norm, _ = engine.optimizer_step(wrapped, job.train.lr)
+            rows.append({**scores, "grad_norm": norm})
+        stream.close()
+        weights, _ = whole_weights(wrapped)
+        tensors |= {f"weight.{name}": weight for name, weight in weights.items()}
+        if rank == 0:
+            save_file(tensors, os.path.join(out, f"{number}.safetensors"))
+        metrics.append(rows)
+        wrapped.destroy()
+    dist.destroy_process_group()
+    return metrics
+
+
+def _gradients(engine: Any) -> dict[str, torch.Tensor]:
+    """The whole reduced gradient of each parameter, whatever the ZeRO stage; all ranks call it."""
+    from deepspeed.utils import safe_get_full_grad
+
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        full = safe_get_full_grad(parameter) if engine.zero_optimization_stage() else parameter.grad
+        found[f"gradient.{name}"] = full.detach().float().cpu().clone().contiguous()
+    return found
+
+
+def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[str, Any]]:
+    """For each combination: four steps in one go, then two steps, a checkpoint, a new engine, and two more.
+
+    Gives the losses of both ways and how far the weights at the end are apart (0: bit-equal)."""
+    from erica_dist import config
+    from erica_dist.config import EricaJob
+    from erica_dist.shards.reader import ShardFolder
+    from erica_dist.stream.loader import EricaStream
+    from erica_dist.training import checkpoint, engine, erica
+    from erica_dist.training.job import _build_module
+
+    engine.start_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    shards = ShardFolder.open(folder, split="train")
+    results = []
+    for number, overrides in enumerate(combinations):
+        job = config.load(EricaJob, None, [*overrides, "train.steps=4"])
+
+        def start(job: EricaJob = job) -> Any:
+            return engine.build_engine(
+                _build_module("erica", job, shards)[0], job.train, config.accumulation(job.train, ranks)
+            )
+
+        def go_on(wrapped: Any, first: int, last: int, job: EricaJob = job) -> list[float]:
+            losses = []
+            for batch in EricaStream(shards, job, rank, ranks, first):
+                if batch.step >= last:
+                    break
+                scores = erica.train_step(wrapped, batch.micro_batches, job, batch.step + 1)
+                engine.optimizer_step(wrapped, job.train.lr)
+                losses.append(scores["loss"])
+            return losses
+
+        def end(wrapped: Any) -> dict[str, torch.Tensor]:
+            weights, _ = checkpoint.whole_weights(wrapped)
+            wrapped.destroy()
+            return weights
+
+        whole = start()
+        straight = go_on(whole, 0, 4)
+        expected = end(whole)
+        run_dir = os.path.join(out, str(number))
+        broken = start()
+        resumed = go_on(broken, 0, 2)
+        saved = checkpoint.save(broken, run_dir, 2, {"job": "erica"}, keep=1)
+        broken.destroy()
+        again = start()
+        state = checkpoint.restore(again, checkpoint.agree_on_newest(run_dir) or saved)
+        resumed += go_on(again, state["step"], 4)
+        found = end(again)
+        apart = max((float((found[name] - expected[name]).abs().max()) for name in expected), default=0.0)
+        results.append({"straight": straight, "resumed": resumed, "apart": apart, "tied": state["tied"]})
+    dist.destroy_process_group()
+    return results
+
+
+def restore_only(run_dir: str, folder: str, overrides: list[str]) -> str:
+    """The message of the error that restoring the newest checkpoint raises here, or ""."""
+    from erica_dist import config
+    from erica_dist.config import EricaJob
+    from erica_dist.errors import UserError
+    from erica_dist.shards.reader import ShardFolder
+    from erica_dist.training import checkpoint, engine
+    from erica_dist.training.job import _build_module
+
+    engine.start_process_group()
+    shards = ShardFolder.open(folder, split="train")
+    job = config.load(EricaJob, None, overrides)
+    wrapped = engine.build_engine(_build_module("erica", job, shards)[0], job.train, config.accumulation(job.train, 1))
+    try:
+        checkpoint.restore(wrapped, checkpoint.newest_checkpoint(run_dir))
+    except UserError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    return ""

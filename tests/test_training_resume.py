@@ -1,0 +1,79 @@
+"""A resumed training is the unbroken one, bit for bit; a checkpoint is there whole or not at all."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from erica_dist.errors import UserError
+from erica_dist.training import checkpoint
+from tests.ranks import run_ranks
+from tests.synthetic import write_documents_folder
+
+BASE = [
+    "model.size=tiny",
+    "model.max_length=128",
+    "model.dropout=0.2",
+    "train.global_batch=8",
+    "train.micro_batch=2",
+    "train.lr=1e-3",
+]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_documents_folder(tmp_path_factory.mktemp("documents") / "shards", documents=40, seed=5))
+
+
+@pytest.mark.distributed
+def test_two_steps_a_checkpoint_and_two_more_equal_four(documents: Path, tmp_path: Path) -> None:
+    combinations = [[*BASE, f"train.zero_stage={stage}", "data.workers=0"] for stage in (0, 1, 2, 3)]
+    combinations.append([*BASE, "train.zero_stage=2", "train.precision=bf16", "data.workers=0"])
+    arguments = {"folder": str(documents), "out": str(tmp_path), "combinations": combinations}
+    for result in run_ranks("tests.rank_programs:resume", 2, arguments):
+        for combination, row in zip(combinations, result, strict=True):
+            assert row["resumed"] == row["straight"], combination
+            assert row["apart"] == 0.0, combination
+            assert row["tied"] == {
+                "model.cls.predictions.decoder.weight": "model.bert.embeddings.word_embeddings.weight",
+                "model.cls.predictions.decoder.bias": "model.cls.predictions.bias",
+            }
+    # another number of ranks is refused with the remedy, before anything is loaded
+    arguments = {"run_dir": str(tmp_path / "2"), "folder": str(documents), "overrides": combinations[2]}
+    (text,) = run_ranks("tests.rank_programs:restore_only", 1, arguments)
+    assert "was written by 2 rank(s) and this job has 1" in text
+
+
+def complete(root: Path, step: int, **state: object) -> Path:
+    folder = root / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"step": step, "complete": True, **state}))
+    return folder
+
+
+def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) is None
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        checkpoint.newest_checkpoint(tmp_path)
+    complete(tmp_path, 9)
+    newest = complete(tmp_path, 10)
+    complete(tmp_path, 30, complete=False)
+    (tmp_path / "checkpoints" / "step-00000040").mkdir()
+    torn = complete(tmp_path, 50)
+    (torn / "state.json").write_text('{"step": 50, "compl')
+    (tmp_path / "checkpoints" / "incomplete-00000060").mkdir()
+    assert checkpoint.newest(tmp_path) == newest
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "harmed"),)
+
+    torch.save({"module": torch.zeros(2), "optimizer": Harm()}, tmp_path / "states.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.WeightsOnlyCheckpoints().load(str(tmp_path / "states.pt"))
+    assert not (tmp_path / "harmed").exists()
