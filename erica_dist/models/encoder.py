@@ -57,8 +57,8 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
 
 
 def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrainedConfig:
-    dropout: dict[str, Any] = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob":
-    settings.dropout} if settings.init:
+    dropout: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), settings.dropout)
+    if settings.init:
         if not (Path(settings.init) / "config.json").is_file():
             raise UserError(f"model.init={settings.init} is no Hugging Face folder: it has no config.json")
         config = AutoConfig.from_pretrained(settings.init, local_files_only=True, **dropout)
