@@ -83,6 +83,7 @@ def show_config(args: argparse.Namespace) -> None:
     jobs = {
         "erica": config.EricaJob,
         "electra": config.ElectraJob,
+        "finetune": config.FinetuneJob,
         "build-kb": config.KnowledgeBaseJob,
         "build-corpus": config.CorpusJob,
         "tokenize": config.TokenizeJob,
@@ -149,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", metavar="RUN_DIR")
 
     sub = command("config", show_config, "print a job's settings, resolved")
-    sub.add_argument("job", choices=["erica", "electra", "build-kb", "build-corpus", "tokenize"])
+    sub.add_argument("job", choices=["erica", "electra", "finetune", "build-kb", "build-corpus", "tokenize"])
     job_arguments(sub)
 
     sub = command("quickstart", quickstart, "the whole way once on the sample (what `make quickstart` runs)")

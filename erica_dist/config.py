@@ -142,6 +142,50 @@ class ElectraJob:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+
+@dataclass
+class FinetuneConfig:
+    """Which model, on which examples, scored how."""
+
+    task: Literal["relation"] = "relation"  # sentence-level relation classification
+    model: str = ""  # Hugging Face folder with its tokenizer, such as `erica-dist export` writes
+    dropout: float = 0.1  # of hidden states and attention; overrides the folder's
+    max_length: int = 256  # longest sentence in word pieces, special tokens included
+    train: str = ""  # SemEval-2010 Task 8 text, JSON lines or TACRED's JSON, plain or .gz
+    dev: str = ""  # chooses the model; empty: taken out of `train` by `splits` or `dev_percent`
+    test: str = ""  # scored once a seed, by the chosen model
+    splits: str = ""  # JSON file with fixed subsets of `train`; empty: drawn by the run's seed
+    percent: float = 100.0  # of `train` that is trained on
+    dev_percent: float = 10.0  # of `train`, without `dev` and `splits`; 0: no choice, the last step's model is tested
+    seeds: list[int] = field(default_factory=lambda: [42])  # one training each; mean and deviation are over them
+    select: Literal["auto", "accuracy", "micro_f1", "semeval_f1"] = "auto"  # auto: semeval_f1 or, elsewhere, micro_f1
+    no_relation: list[str] = field(default_factory=lambda: ["Other", "no_relation", "NA"])  # left out of micro F1
+
+
+@dataclass
+class FinetuneTrainConfig:
+    epochs: float = 8.0
+    min_steps: int = 100  # optimizer steps at least, whatever `epochs`: for small subsets
+    global_batch: int = 64  # sentences of one optimizer step, over all ranks and accumulation
+    micro_batch: int = 16  # sentences of one forward on one rank
+    lr: float = 5e-5
+    warmup_share: float = 0.1  # of the steps; then linearly down to 0
+    weight_decay: float = 0.01  # not on biases and layer norms
+    clip_norm: float = 1.0
+    precision: Precision = "fp32"
+    dev_scorings: int = 10  # on the dev examples, evenly over the steps; the best one's model is tested
+
+
+@dataclass
+class FinetuneJob:
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
 # ------------------------------------------------------------------------------------------------ parts of a data job
 
 

@@ -41,6 +41,8 @@ def export_run(run_dir: str | Path, out: str | Path) -> None:
         UserError: no complete checkpoint or a part of the run is missing or damaged; `out` holds something else than an
             export; too little disk space.
     """
+    import transformers
+
     from erica_dist.training.checkpoint import newest_checkpoint, read_state
 
     run, target = Path(run_dir), Path(out)
@@ -56,6 +58,8 @@ def export_run(run_dir: str | Path, out: str | Path) -> None:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    # One line of ours says more than its bars for files that take a second.
+    transformers.logging.disable_progress_bar()
     try:
         parts = [name for name in _PARTS if name in models]
         for name in parts:
@@ -79,8 +83,11 @@ def export_run(run_dir: str | Path, out: str | Path) -> None:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print(f"exported step {state['step']} of {run} to {target}; load it with:")
-    for folder, loader in loaders.items():
+    shown = {".": "AutoModel"} if "encoder" in parts else loaders
+    for folder, loader in shown.items():
         print(f"  transformers.{loader}.from_pretrained({str(target / folder)!r})")
+    if "encoder" in parts:
+        print("  (or AutoModelForMaskedLM, with its masked-language-model head)")
 
 
 def _check_target(target: Path) -> None:

@@ -45,6 +45,8 @@ def quickstart(cache: str | Path, out: str | Path) -> None:
     if not (REPOSITORY / "launchers" / "erica.py").is_file():
         raise UserError("the quickstart needs a checkout of the repository (launchers/ is not part of the package)")
     out.mkdir(parents=True, exist_ok=True)
+    # An end by SIGTERM must take the stages' processes along, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seconds: dict[str, float] = {}
     for number, (name, command) in enumerate(commands(sample, out), start=1):
         print(f"\n== {number}. {name}\n$ {shlex.join(_short(command))}", flush=True)
@@ -62,12 +64,14 @@ def commands(sample: Path, out: Path) -> list[Command]:
     pages = [f"{sample}/pages/enwiki-shortened.xml.bz2", f"{sample}/pages/summaries.jsonl"]
     encoder = ["--tokenizer", f"{sample}/encoder"]
     corpus = [*(word for page in pages for word in ("--input", page)), "--kb", f"{out}/kb", *encoder]
+    # The sample is small: shorter documents than a real corpus has, and small units so that both cores stay busy
+    passages = ["filters.min_tokens=64", "pages_per_task=50"]
     tokenize = [*erica_dist, "tokenize", "--corpus", f"{out}/corpus", *encoder]
     stages: list[Command] = [
         ("sample", [*erica_dist, "sample", str(sample)]),
         ("knowledge base", [*erica_dist, "build-kb", *tables, "--out", f"{out}/kb"]),
-        ("corpus", [*erica_dist, "build-corpus", *corpus, "--out", f"{out}/corpus", "filters.min_tokens=64"]),
-        ("documents", [*tokenize, "--kind", "documents", "--out", f"{out}/documents"]),
+        ("corpus", [*erica_dist, "build-corpus", *corpus, "--out", f"{out}/corpus", *passages]),
+        ("documents", [*tokenize, "--kind", "documents", "--out", f"{out}/documents", "validation_share=0.1"]),
         ("sequences", [*tokenize, "--kind", "sequences", "--out", f"{out}/sequences", "max_length=128"]),
     ]
     for run, (kind, overrides) in RUNS.items():

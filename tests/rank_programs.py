@@ -135,25 +135,3 @@ def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[st
         results.append({"straight": straight, "resumed": resumed, "apart": apart, "tied": state["tied"]})
     dist.destroy_process_group()
     return results
-
-
-def restore_only(run_dir: str, folder: str, overrides: list[str]) -> str:
-    """The message of the error that restoring the newest checkpoint raises here, or ""."""
-    from erica_dist import config
-    from erica_dist.config import EricaJob
-    from erica_dist.errors import UserError
-    from erica_dist.shards.reader import ShardFolder
-    from erica_dist.training import checkpoint, engine
-    from erica_dist.training.job import _build_module
-
-    engine.start_process_group()
-    shards = ShardFolder.open(folder, split="train")
-    job = config.load(EricaJob, None, overrides)
-    wrapped = engine.build_engine(_build_module("erica", job, shards)[0], job.train, config.accumulation(job.train, 1))
-    try:
-        checkpoint.restore(wrapped, checkpoint.newest_checkpoint(run_dir))
-    except UserError as error:
-        return str(error)
-    finally:
-        dist.destroy_process_group()
-    return ""

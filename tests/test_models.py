@@ -44,7 +44,10 @@ def padded(batch: Packed, pad: int) -> dict[str, torch.Tensor]:
 SMALL = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
 FAMILIES = {
     "bert": (BertForMaskedLM, BertConfig(**SMALL, pad_token_id=0, max_position_embeddings=32)),
-    "roberta": (RobertaForMaskedLM, RobertaConfig(**SMALL, pad_token_id=1, type_vocab_size=1, max_position_embeddings=40)),
+    "roberta": (
+        RobertaForMaskedLM,
+        RobertaConfig(**SMALL, pad_token_id=1, type_vocab_size=1, max_position_embeddings=40),
+    ),
     "electra": (ElectraForMaskedLM, ElectraModelConfig(**SMALL, embedding_size=8, max_position_embeddings=32)),
 }
 
@@ -82,7 +85,9 @@ def test_packed_states_logits_and_gradients_equal_padded_ones(family, form, tmp_
     (logits * weight).sum().backward()
     (mlm_logits(ours, states) * weight).sum().backward()
     for (name, mine), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_neighbours_in_the_pack_do_not_see_each_other() -> None:
@@ -154,7 +159,10 @@ def test_electra_shares_embeddings_by_default() -> None:
 
 def test_electra_switches() -> None:
     generator, discriminator = electra(untied_generator_embeddings=True)
-    assert generator.electra.embeddings.word_embeddings.weight is not discriminator.electra.embeddings.word_embeddings.weight
+    assert (
+        generator.electra.embeddings.word_embeddings.weight
+        is not discriminator.electra.embeddings.word_embeddings.weight
+    )
     assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
     generator, discriminator = electra(untied_generator=False)
     assert generator.electra is discriminator.electra

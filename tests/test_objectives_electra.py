@@ -20,7 +20,9 @@ from erica_dist.stream.micro_batches import ElectraMicroBatch, Packed
 def batch(ids: list[int], positions: list[int], keep: list[bool]) -> ElectraMicroBatch:
     ids_T = torch.tensor(ids)
     packed = Packed(ids_T, torch.arange(len(ids)), torch.zeros_like(ids_T), torch.tensor([0, len(ids)]).int(), len(ids))
-    return ElectraMicroBatch(packed, torch.tensor(positions), torch.tensor(keep), torch.rand(len(keep)).double(), 1, len(ids))
+    return ElectraMicroBatch(
+        packed, torch.tensor(positions), torch.tensor(keep), torch.rand(len(keep)).double(), 1, len(ids)
+    )
 
 
 def test_masked_input_keeps_what_is_to_be_kept() -> None:

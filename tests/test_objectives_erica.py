@@ -1,4 +1,4 @@
-"""RD, ED and pooling against numbers of an independent implementation and against the slow one in tests/slow_erica.py."""
+"""RD, ED and pooling against numbers of an independent implementation and the slow one in tests/slow_erica.py."""
 
 import json
 import random
@@ -159,7 +159,9 @@ def test_relation_gradient_agrees_with_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: relation_loss_sum(x, labels, x, labels, 0.5), (leaf,))
 
 
-@pytest.mark.parametrize("rows", [[], [(1, 0, 1, [])], [(1, 0, 1, [2]), (2, 0, 1, [2])], [(1, 0, 1, [2]), (2, 0, 1, [3])]])
+@pytest.mark.parametrize(
+    "rows", [[], [(1, 0, 1, [])], [(1, 0, 1, [2]), (2, 0, 1, [2])], [(1, 0, 1, [2]), (2, 0, 1, [3])]]
+)
 def test_no_anchor_is_zero_with_a_gradient_path(rows: list) -> None:
     labels = labels_of(rows)
     leaf = torch.randn(len(rows), 4, requires_grad=True)

@@ -41,10 +41,6 @@ def test_two_steps_a_checkpoint_and_two_more_equal_four(documents: Path, tmp_pat
                 "model.cls.predictions.decoder.weight": "model.bert.embeddings.word_embeddings.weight",
                 "model.cls.predictions.decoder.bias": "model.cls.predictions.bias",
             }
-    # another number of ranks is refused with the remedy, before anything is loaded
-    arguments = {"run_dir": str(tmp_path / "2"), "folder": str(documents), "overrides": combinations[2]}
-    (text,) = run_ranks("tests.rank_programs:restore_only", 1, arguments)
-    assert "was written by 2 rank(s) and this job has 1" in text
 
 
 def complete(root: Path, step: int, **state: object) -> Path:
@@ -68,6 +64,15 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == newest
 
 
+def test_a_checkpoint_of_another_job_or_number_of_ranks_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    folder = complete(tmp_path, 9, ranks=2, shards="abc", **{"train.seed": 1})
+    assert checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, ranks=2) == 9
+    with pytest.raises(UserError, match=r"shards abc there and xyz here\): keep these, or give another run.dir"):
+        checkpoint.check(folder, {"shards": "xyz", "train.seed": 1}, ranks=2)
+    with pytest.raises(UserError, match=r"written by 2 rank\(s\) and this job has 3: start it with 2, or begin"):
+        checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, ranks=3)
+
+
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
     class Harm:
         def __reduce__(self) -> tuple:
@@ -75,5 +80,5 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
     torch.save({"module": torch.zeros(2), "optimizer": Harm()}, tmp_path / "states.pt")
     with pytest.raises(pickle.UnpicklingError):
-        checkpoint.WeightsOnlyCheckpoints().load(str(tmp_path / "states.pt"))
+        checkpoint.load_tensors(str(tmp_path / "states.pt"))
     assert not (tmp_path / "harmed").exists()

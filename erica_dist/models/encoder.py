@@ -47,13 +47,21 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.init:
-            model = AutoModelForMaskedLM.from_pretrained(
-                settings.init, config=config, local_files_only=True, dtype=torch.float32
+            model, found = AutoModelForMaskedLM.from_pretrained(
+                settings.init, config=config, local_files_only=True, dtype=torch.float32, output_loading_info=True
             )
+            _refuse_missing_encoder(settings.init, found["missing_keys"])
         else:
             model = AutoModelForMaskedLM.from_config(config)
     model.tie_weights()
     return model.train()
+
+
+def _refuse_missing_encoder(folder: str, missing: set[str]) -> None:
+    """A new head is fine, new encoder weights are not: the folder then holds another model than its config says."""
+    lost = sorted(name for name in missing if ".embeddings." in name or ".encoder." in name)
+    if lost:
+        raise UserError(f"model.init={folder} lacks {len(lost)} weights of the encoder, such as {lost[0]}")
 
 
 def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrainedConfig:

@@ -34,25 +34,34 @@ class Metric:
 _KNOWN = [
     Metric("heldout/ed_accuracy", "Entity discrimination accuracy", "share", "heldout", "higher", True),
     Metric("heldout/rd_map", "Relation retrieval, mean average precision", "MAP", "heldout", "higher", True),
+    Metric("heldout/ed_loss", "Entity discrimination loss", "nats", "heldout", "lower"),
     Metric("heldout/mlm_loss", "Masked language model loss", "nats per masked piece", "heldout", "lower", True),
     Metric("heldout/generator_loss", "Generator loss", "nats per masked token", "heldout", "lower", True),
     Metric("heldout/generator_accuracy", "Generator accuracy", "share", "heldout", "higher", True),
     Metric("heldout/replaced_recall", "Recall of replaced tokens", "share", "heldout", "higher", True),
     Metric("heldout/replaced_precision", "Precision on replaced tokens", "share", "heldout", "higher", True),
     Metric("heldout/auc", "AUC on replaced tokens", "AUC", "heldout", "higher", True),
+    Metric("heldout/discriminator_loss", "Discriminator loss", "nats per token", "heldout", "lower"),
+    Metric("heldout/discriminator_accuracy", "Discriminator accuracy", "share of all tokens", "heldout", "higher"),
+    Metric("heldout/sampled_accuracy", "Sampled token is the original", "share of masked tokens", "heldout"),
+    Metric("heldout/replaced_share", "Replaced tokens", "share of all tokens", "heldout"),
     Metric("loss", "Total loss", "weighted sum", "loss", "lower", True),
     Metric("loss_rd", "Relation discrimination loss", "nats", "loss", "lower", True),
     Metric("loss_ed", "Entity discrimination loss", "nats", "loss", "lower", True),
     Metric("loss_mlm", "Masked language model loss", "nats per masked piece", "loss", "lower", True),
     Metric("loss_generator", "Generator loss", "nats per masked token", "loss", "lower", True),
     Metric("loss_discriminator", "Discriminator loss", "nats per token", "loss", "lower", True),
-    Metric("generator_accuracy", "Generator accuracy", "share", "objective", "higher"),
+    Metric("ed_accuracy", "Entity discrimination accuracy", "share of queries", "objective", "higher"),
+    Metric("mlm_accuracy", "Masked language model accuracy", "share of masked pieces", "objective", "higher"),
+    Metric("generator_accuracy", "Generator accuracy", "share of masked tokens", "objective", "higher"),
+    Metric("sampled_accuracy", "Sampled token is the original", "share of masked tokens", "objective"),
     Metric("replaced_share", "Replaced tokens", "share of all tokens", "objective"),
     Metric("discriminator_recall", "Recall of replaced tokens", "share", "objective", "higher"),
     Metric("discriminator_precision", "Precision on replaced tokens", "share", "objective", "higher"),
     Metric("discriminator_accuracy", "Discriminator accuracy", "share", "objective", "higher"),
     Metric("discriminator_auc", "AUC on replaced tokens", "AUC", "objective", "higher"),
     Metric("rd_anchors", "Anchors of relation discrimination", "pairs a step", "objective"),
+    Metric("rd_pool", "Pool of relation discrimination", "pairs", "objective"),
     Metric("lr", "Learning rate", "learning rate", "optimizer"),
     Metric("grad_norm", "Gradient norm before clipping", "norm", "optimizer"),
     Metric("tokens_per_second", "Tokens a second, all ranks", "tokens/s", "speed", "higher"),
@@ -62,8 +71,8 @@ _KNOWN = [
 ]
 _BY_KEY = {metric.key: metric for metric in _KNOWN}
 _ORDER = {metric.key: place for place, metric in enumerate(_KNOWN)}
-# sizes of a step that serve the figures of speed and are no result in themselves
-BOOKKEEPING = frozenset({"documents", "tokens", "epoch"})
+# sizes of a step or of the held-out set, which are no result in themselves
+BOOKKEEPING = frozenset({"documents", "tokens", "epoch", "heldout/queries", "heldout/anchors"})
 
 
 def describe(key: str) -> Metric:

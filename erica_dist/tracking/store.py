@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,10 @@ def load_mlflow() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401
+
+    # Creating the tables of a new store is no news for whoever trains
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def resolve_uri(tracking: TrackingConfig, run_dir: Path) -> str | None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -30,17 +29,17 @@ from erica_dist.objectives.gather import ranks
 _NAME = re.compile(r"step-(\d{8})")
 
 
-class WeightsOnlyCheckpoints(TorchCheckpointEngine):
-    """DeepSpeed's own files, read without unpickling anything but tensors and the few plain classes it stores."""
+def load_tensors(path: str, map_location: Any = None) -> Any:
+    """One of DeepSpeed's own files, unpickling nothing but tensors and the few plain classes that it stores.
 
-    def load(self, path: str, map_location: Any = None) -> Any:
-        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-        from deepspeed.utils.tensor_fragment import fragment_address
+    Takes the place of the engine's reader, which would run whatever code the file names.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
 
-        known = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
-        with torch.serialization.safe_globals(known):
-            return torch.load(path, map_location=map_location, weights_only=True)
+    with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
+        return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def newest(run_dir: str | Path) -> Path | None:
@@ -102,18 +101,33 @@ def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], kee
     return final
 
 
-def restore(engine: Any, folder: Path) -> dict[str, Any]:
-    """Load module and optimizer from a complete checkpoint; all ranks call it. Returns its state.
+def check(folder: Path, order: dict[str, Any], ranks: int) -> int:
+    """The step of a complete checkpoint that a job may go on from.
+
+    Args:
+        order: what decides which document is read when, as given to `save`. A run that changed it half-way would skip
+            some documents and repeat others.
 
     Raises:
-        UserError: the checkpoint was written by another number of ranks.
+        UserError: the checkpoint was written under another `order`, or by another number of ranks.
     """
     state = read_state(folder)
-    if state["ranks"] != ranks():
+    changed = [
+        f"{key} {state.get(key)} there and {value} here" for key, value in order.items() if state.get(key) != value
+    ]
+    if changed:
+        raise UserError(f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir")
+    if state["ranks"] != ranks:
         raise UserError(
-            f"{folder} was written by {state['ranks']} rank(s) and this job has {ranks()}: start it with "
+            f"{folder} was written by {state['ranks']} rank(s) and this job has {ranks}: start it with "
             f"{state['ranks']}, or begin a new run from the exported weights (erica-dist export, then model.init=...)"
         )
+    return int(state["step"])
+
+
+def restore(engine: Any, folder: Path) -> dict[str, Any]:
+    """Load module and optimizer from a complete checkpoint of as many ranks; all call it. Returns its state."""
+    state = read_state(folder)
     path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
     if path is None:
         raise UserError(f"{folder} holds no DeepSpeed checkpoint that this engine can load")

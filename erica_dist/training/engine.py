@@ -54,7 +54,7 @@ def build_engine(module: nn.Module, train: TrainConfig, accumulation: int) -> An
     """The DeepSpeed engine of `module`, on this rank's device."""
     import deepspeed
 
-    from erica_dist.training.checkpoint import WeightsOnlyCheckpoints
+    from erica_dist.training.checkpoint import load_tensors
 
     optimizer = torch.optim.AdamW(
         _parameter_groups(module, train.weight_decay),
@@ -66,7 +66,7 @@ def build_engine(module: nn.Module, train: TrainConfig, accumulation: int) -> An
     engine, *_ = deepspeed.initialize(
         model=module.to(device()), optimizer=optimizer, config=engine_config(train, accumulation)
     )
-    engine.checkpoint_engine = WeightsOnlyCheckpoints()
+    engine.checkpoint_engine.load = load_tensors
     return engine
 
 

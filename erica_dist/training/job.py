@@ -18,7 +18,8 @@ from erica_dist import config
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.training.cluster import map_environment
+from erica_dist.training import checkpoint
+from erica_dist.training.cluster import ClusterInfo, map_environment
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
 
 
@@ -36,7 +37,7 @@ def main(kind: str, argv: list[str]) -> int:
     try:
         path, overrides = _words(argv)
         job = config.load(EricaJob, path, overrides) if kind == "erica" else config.load(ElectraJob, path, overrides)
-        return _train(kind, job, cluster.rank, cluster.world_size)
+        return _train(kind, job, cluster)
     except UserError as error:
         if cluster.rank == 0:
             print(f"launchers/{kind}.py: error: {error}", file=sys.stderr, flush=True)
@@ -57,25 +58,28 @@ def _words(argv: list[str]) -> tuple[str | None, list[str]]:
     return path, overrides
 
 
-def _train(kind: str, job: EricaJob | ElectraJob, rank: int, ranks: int) -> int:
+def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     if not job.run.dir:
         raise UserError("run.dir is not set: give the folder of this run, such as run.dir=runs/first")
     if not job.data.shards:
         raise UserError("data.shards is not set: give the folder that `erica-dist tokenize` wrote")
     job.run.dir = str(Path(job.run.dir).absolute())
     job.run.name = job.run.name or Path(job.run.dir).name
-    accumulation = config.accumulation(job.train, ranks, even_micro_batch=kind == "erica")
+    accumulation = config.accumulation(job.train, cluster.world_size, even_micro_batch=kind == "erica")
     if job.train.zero_stage not in (0, 1, 2, 3):
         raise UserError(f"train.zero_stage={job.train.zero_stage} must be 0, 1, 2 or 3")
     folder = ShardFolder.open(job.data.shards, split="train")
     _check_kind(kind, folder)
     _check_tokenizer(job.model.init, folder)
 
+    if _finished(kind, job, folder, cluster):
+        return 0
+
     from erica_dist.training import engine as engines
 
     engines.start_process_group()
     try:
-        return _train_on_ranks(kind, job, folder, accumulation, rank, ranks)
+        return _train_on_ranks(kind, job, folder, accumulation, cluster)
     finally:
         import torch.distributed as dist
 
@@ -83,42 +87,29 @@ def _train(kind: str, job: EricaJob | ElectraJob, rank: int, ranks: int) -> int:
             dist.destroy_process_group()
 
 
-def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int, rank: int, ranks: int) -> int:
+def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int, cluster: ClusterInfo) -> int:
     from erica_dist.objectives.gather import ranks as joined
     from erica_dist.stream.loader import ElectraStream, EricaStream, electra_validation, erica_validation
     from erica_dist.tracking.journal import METRICS, Journal
-    from erica_dist.training import checkpoint, electra, erica, loop
+    from erica_dist.training import electra, erica, loop
     from erica_dist.training.engine import build_engine
 
+    rank, ranks = cluster.rank, cluster.world_size
     assert joined() == ranks, "the process group and the environment disagree about the number of ranks"
     say = partial(print, flush=True) if rank == 0 else _silent
     stop = StopFlag()
-    stop.install()
+    stop.install(watch_launcher=cluster.launcher == "deepspeed")
     run_dir = Path(job.run.dir)
     module, models = _build_module(kind, job, folder)
     engine = build_engine(module, job.train, accumulation)
 
-    resumed = checkpoint.agree_on_newest(run_dir) if job.train.resume else None
-    start_step = 0
-    if resumed is not None:
-        state = checkpoint.restore(engine, resumed)
-        if state["shards"] != folder.fingerprint or state["job"] != kind:
-            raise UserError(
-                f"{resumed} is a checkpoint of {state['job']} on shards {state['shards'][:12]}, this job is {kind} on "
-                f"{folder.fingerprint[:12]}: give the same data.shards, or another run.dir"
-            )
-        start_step = state["step"]
-    elif rank == 0 and not job.train.resume and checkpoint.newest(run_dir) is not None:
-        raise UserError(f"{run_dir} holds checkpoints and train.resume is false: give another run.dir")
-    if start_step >= job.train.steps:
-        say(f"already at step {start_step} of {job.train.steps}, nothing to do (raise train.steps to go on)")
-        return 0
-
+    resumed = checkpoint.agree_on_newest(run_dir)
+    start_step = checkpoint.restore(engine, resumed)["step"] if resumed else 0
     journal = sink = None
     if rank == 0:
-        _write_run_folder(job, kind, models, folder)
+        environment = _write_run_folder(job, models, folder)
         journal = Journal.open(run_dir / METRICS, last_step=start_step)
-        sink = _start_tracking(job, kind, folder, ranks)
+        sink = _start_tracking(job, kind, folder, ranks, environment)
     say(
         f"{kind}: {len(folder):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s) x "
         f"{job.train.micro_batch} x {accumulation}, {job.train.precision}, ZeRO {job.train.zero_stage}"
@@ -136,7 +127,7 @@ def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int,
         stream=stream,
         train_step=rules.train_step,
         evaluate=partial(rules.evaluate, engine, validation, job, filler) if validation else None,
-        checkpoint_state={"job": kind, "shards": folder.fingerprint},
+        checkpoint_state=_order(kind, job, folder),
         start_step=start_step,
     )
     status = "FAILED"
@@ -162,9 +153,16 @@ def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int,
 
 def _build_module(kind: str, job: Any, folder: ShardFolder) -> tuple[Any, dict[str, Any]]:
     """(the module for the engine, the Hugging Face configurations that the export needs)."""
+    import transformers
+
     from erica_dist.models.electra import build_electra
     from erica_dist.models.encoder import build_encoder
     from erica_dist.training.modules import ElectraModule, EricaModule
+
+    # Its report on weights that are missing (a new MLM head) or unused (a pooler) reads like a failure; we say it in a
+    # line of our own where it matters.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
     if kind == "erica":
         encoder = build_encoder(job.model, folder.tokenizer, job.train.seed)
@@ -175,6 +173,26 @@ def _build_module(kind: str, job: Any, folder: ShardFolder) -> tuple[Any, dict[s
     }
     vocab_size = folder.tokenizer["vocab_size"]
     return ElectraModule(pair, job.electra, folder.tokenizer["mask_id"], vocab_size), {"job": kind, **models}
+
+
+def _order(kind: str, job: Any, folder: ShardFolder) -> dict[str, Any]:
+    """What decides which document is read when."""
+    train = job.train
+    names = {"train.global_batch": train.global_batch, "train.seed": train.seed}
+    return {"job": kind, "shards": folder.fingerprint, **names}
+
+
+def _finished(kind: str, job: Any, folder: ShardFolder, cluster: ClusterInfo) -> bool:
+    """Look at the newest checkpoint before anything costly begins: is there something left to train?"""
+    newest = checkpoint.newest(job.run.dir)
+    if newest is None:
+        return False
+    if not job.train.resume:
+        raise UserError(f"{job.run.dir} holds checkpoints and train.resume is false: give another run.dir")
+    step = checkpoint.check(newest, _order(kind, job, folder), cluster.world_size)
+    if step >= job.train.steps and cluster.rank == 0:
+        print(f"already at step {step} of {job.train.steps}, nothing to do (raise train.steps to go on)", flush=True)
+    return step >= job.train.steps
 
 
 def _check_kind(kind: str, folder: ShardFolder) -> None:
@@ -209,25 +227,26 @@ def _check_tokenizer(init: str, folder: ShardFolder) -> None:
         )
 
 
-def _write_run_folder(job: Any, kind: str, models: dict[str, Any], folder: ShardFolder) -> None:
-    """What a run must keep to be understood, resumed and exported."""
-    from erica_dist.tracking.environment import environment
+def _write_run_folder(job: Any, models: dict[str, Any], folder: ShardFolder) -> dict[str, Any]:
+    """What a run must keep to be understood, resumed and exported. Gives the environment it found."""
+    from erica_dist.tracking.environment import write_environment
 
     run_dir = Path(job.run.dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(config.dump(job), encoding="utf-8")
-        for name, content in (("model_config.json", models), ("environment.json", environment())):
-            (run_dir / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (run_dir / "model_config.json").write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
         shutil.copytree(folder.folder / "tokenizer", run_dir / "tokenizer", dirs_exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write the run folder {run_dir}: {error}") from error
+    return write_environment(run_dir)
 
 
-def _start_tracking(job: Any, kind: str, folder: ShardFolder, ranks: int) -> Any:
+def _start_tracking(job: Any, kind: str, folder: ShardFolder, ranks: int, environment: dict[str, Any]) -> Any:
+    from erica_dist.tracking.environment import environment_tags
     from erica_dist.tracking.mlflow_sink import MLflowSink
 
-    tags = {"job": kind, "shards": folder.fingerprint, "ranks": str(ranks)}
+    tags = {"job": kind, "shards": folder.fingerprint, "ranks": str(ranks), **environment_tags(environment)}
     return MLflowSink.start(job.tracking, job.run.dir, job.run.name, config.flatten(job), tags)
 
 

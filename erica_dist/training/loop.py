@@ -104,7 +104,7 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
             saved = step
         if stopping:
             if journal:
-                journal.event("stopped", step=step, signal=stop.received.name if stop.received else "another rank's")
+                journal.event("stopped", step=step, reason=stop.reason or "another rank was told to")
             return step
         if train.evaluate_every and step % train.evaluate_every == 0 and step < train.steps:
             score(step)

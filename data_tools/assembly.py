@@ -1,0 +1,164 @@
+"""Results of all units -> the shards of the corpus, the same bytes whatever built the units in whatever order.
+
+In: the units' indices in the order of the input. Out: document shards, text shards, their records. Of equal documents
+(or pages) the first in the input stays. A document's key is `page * 10,000 + chunk` with pages counted over the whole
+input; a text's key is `page * 10,000`. Documents are spread over the shards by a seeded permutation, so that neighbours
+in the input are none in a shard; texts stay in order. Sizes of shards differ by one at most. Only places are held in
+memory; lines are read from the units' files as they are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from erica_dist.errors import UserError
+from erica_dist.shards.documents import write_documents
+
+CHUNKS_OF_PAGE = 10_000
+OPEN_FILES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a line is: key, number of the unit, byte offset and bytes."""
+
+    key: int
+    unit: int
+    offset: int
+    size: int
+
+
+@dataclass
+class Gathered:
+    """All that is kept, in the order of the input, and the counts of all units together."""
+
+    documents: list[Place]
+    texts: list[Place]
+    counts: dict[str, Counter[str]]
+
+
+def gather(indices: Iterable[dict[str, Any]]) -> Gathered:
+    """The places of all documents and texts that are no duplicates; `indices` in the order of the input."""
+    gathered = Gathered([], [], {})
+    seen_documents: set[bytes] = set()
+    seen_texts: set[bytes] = set()
+    dropped: Counter[str] = Counter()
+    first_page = 0
+    for unit, index in enumerate(indices):
+        for stage, of_stage in index["counts"].items():
+            gathered.counts.setdefault(stage, Counter()).update(of_stage)
+        for page, chunk, content, offset, size in index["documents"]:
+            if chunk >= CHUNKS_OF_PAGE:
+                dropped["dropped: page of too many passages"] += 1
+            elif _new(seen_documents, content):
+                key = (first_page + page) * CHUNKS_OF_PAGE + chunk
+                gathered.documents.append(Place(key, unit, offset, size))
+            else:
+                dropped["dropped: duplicates"] += 1
+        for page, content, offset, size in index["texts"]:
+            if _new(seen_texts, content):
+                gathered.texts.append(Place((first_page + page) * CHUNKS_OF_PAGE, unit, offset, size))
+            else:
+                dropped["text pages dropped: duplicates"] += 1
+        first_page += index["pages"]
+    gathered.counts["documents"] = Counter(kept=len(gathered.documents), **dropped)
+    gathered.counts["documents"]["text pages kept"] = len(gathered.texts)
+    return gathered
+
+
+def _new(seen: set[bytes], content: str) -> bool:
+    digest = bytes.fromhex(content)
+    if digest in seen:
+        return False
+    seen.add(digest)
+    return True
+
+
+def spread(places: Sequence[Place], seed: int) -> list[Place]:
+    """`places` in an order that is a function of their number and the seed."""
+    key = int.from_bytes(hashlib.blake2b(f"shard order {seed}".encode(), digest_size=16).digest(), "little")
+    order = np.random.Generator(np.random.Philox(key=key)).permutation(len(places))
+    return [places[position] for position in order.tolist()]
+
+
+def write_shards(
+    folder: Path,
+    name: Literal["documents", "text"],
+    places: Sequence[Place],
+    files: Sequence[Path],
+    per_shard: int,
+    statistics: Statistics | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Write `places` as shards `<name>-00000.tar`, ... of about `per_shard` samples and give each one's record.
+
+    files: the lines of each unit. statistics: told of every document written.
+    """
+    shards = math.ceil(len(places) / per_shard)
+    borders = [len(places) * number // max(shards, 1) for number in range(shards + 1)]
+    with _Lines(files) as lines:
+        for number in range(shards):
+            part = places[borders[number] : borders[number + 1]]
+            samples: Iterator[tuple[int, dict[str, Any]]] = ((place.key, lines.read(place)) for place in part)
+            if statistics is not None:
+                samples = statistics.watch(samples)
+            yield write_documents(folder / f"{name}-{number:05d}.tar", samples, kind=name)
+
+
+@dataclass
+class Statistics:
+    """What the documents hold, counted while they are written."""
+
+    counts: Counter[str]
+    relations: Counter[str]
+
+    def watch(self, samples: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for key, document in samples:
+            self.counts["words"] += len(document["text"].split())
+            self.counts["entities"] += len(document["entities"])
+            self.counts["labels"] += len(document["relations"])
+            self.counts["labelled pairs"] += len({(head, tail) for head, tail, _ in document["relations"]})
+            self.counts["barred pairs"] += len(document.get("barred", ()))
+            self.relations.update(relation for _, _, relation in document["relations"])
+            for entity in document["entities"]:
+                self.counts["mentions"] += len(entity["mentions"])
+                self.counts.update(f"mentions: {source}" for _, _, source in entity["mentions"])
+            yield key, document
+
+
+class _Lines:
+    """Reads single lines of many files, few of them open at a time."""
+
+    def __init__(self, files: Sequence[Path]):
+        self._files = files
+        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def read(self, place: Place) -> dict[str, Any]:
+        file = self._open.get(place.unit)
+        path = self._files[place.unit]
+        try:
+            if file is None:
+                if len(self._open) >= OPEN_FILES:
+                    self._open.popitem(last=False)[1].close()
+                file = self._open[place.unit] = path.open("rb", buffering=0)
+            self._open.move_to_end(place.unit)
+            file.seek(place.offset)
+            sample: dict[str, Any] = json.loads(file.read(place.size))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged at byte {place.offset} ({error}); remove it and run again") from error
+        return sample
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()

@@ -1,0 +1,94 @@
+"""The folder a command writes: free or its own before the work, one writer at a time, and reused where it stands
+complete.
+
+A complete folder holds a manifest with the `request` it was made for, the fingerprint of all that the result depends
+on. An unfinished one holds a work folder instead, from which the command goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from erica_dist.errors import UserError
+from erica_dist.shards.manifest import MANIFEST
+
+WORK = ".build"  # folder within of what is not finished
+
+
+def check_folder(out: Path, needed_bytes: float) -> None:
+    """See that `out` can be written, has room, and holds nothing else; writes nothing.
+
+    Raises:
+        UserError: it is a file, holds other files, is not writable, or the disk is too full.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give another --out")
+    if out.is_dir() and not (out / WORK).is_dir() and not (out / MANIFEST).is_file() and any(out.iterdir()):
+        raise UserError(f"{out} holds other files; give another --out")
+    standing = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.is_dir())
+    if not os.access(standing, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into {standing}; give another --out")
+    free = shutil.disk_usage(standing).free
+    if not (out / MANIFEST).is_file() and free < needed_bytes:
+        raise UserError(
+            f"the disk of {standing} has {free / 1e9:.2f} GB left, about {needed_bytes / 1e9:.2f} GB are needed; make "
+            "room or give another --out"
+        )
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[Path]:
+    """Make `out` and its work folder (given) and keep other writers away; the lock ends with the process."""
+    work = out / WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / "lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {error.strerror}; give another --out") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is writing {out}; wait for it or give another --out") from None
+        yield work
+
+
+def standing(out: Path, request: str) -> dict[str, Any] | None:
+    """The manifest, where `out` is complete and as requested; None where there is none yet. Removes a left work folder.
+
+    Raises:
+        UserError: it was made of something else, or shards are missing.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((out / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{out / MANIFEST} is damaged ({error}); remove {out} or give another --out") from error
+    shutil.rmtree(out / WORK, ignore_errors=True)
+    if manifest.get("request") != request:
+        raise UserError(
+            f"{out} holds the result of other inputs, settings or code; give another --out or remove the folder"
+        )
+    expected = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
+    if {path.name: path.stat().st_size for path in out.glob("*.tar")} != expected:
+        raise UserError(f"{out} has lost or changed shards since it was made; remove the folder and run again")
+    return manifest
+
+
+def remove_stale(folder: Path, wanted: set[str]) -> int:
+    """Delete the results in `folder` whose name up to the first dot is none of `wanted`; gives how many names."""
+    stale = set()
+    for path in list(folder.iterdir()):
+        name = path.name.split(".")[0]
+        if name not in wanted:
+            path.unlink()
+            stale.add(name)
+    return len(stale - {""})  # names that begin with a dot are leftovers of a killed writer

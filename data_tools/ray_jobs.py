@@ -1,0 +1,217 @@
+"""Runs a function over units of work: on a private local Ray, on a running cluster, or in this process.
+
+In: a module-level function and small picklable tasks (paths and ranges, never texts). Out: one `Finished` a task, in
+the order in which they end. At most `IN_FLIGHT_PER_SLOT` tasks a slot are handed to Ray at a time. A task whose
+worker or node died is handed in again, `retries` times at most; an exception of the function is not retried. Either
+way a failed task is an answer with its error, and the others go on.
+
+The private Ray listens on a loopback address of its own, makes no outside call, never joins another Ray, and leaves
+nothing behind: its folder is short-lived and its processes end with this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from erica_dist.config import RayConfig
+from erica_dist.errors import UserError
+
+Task = TypeVar("Task")
+IN_FLIGHT_PER_SLOT = 2
+TASKS_PER_WORKER = 100  # then the worker process is replaced, before what libraries cache grows large
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the address of a network card; this one it takes as it is
+REACH_SECONDS = 10.0  # until a cluster must have answered
+SHARED_MEMORY = Path("/dev/shm")
+MINIMAL_STORE = 80 * 2**20
+_PREFIX = "erica-ray-"
+
+
+@dataclass(frozen=True)
+class Finished(Generic[Task]):
+    """The end of one task: its value, or the text of the error it failed with (then `value` is None)."""
+
+    task: Task
+    value: Any
+    error: str = ""
+    attempts: int = 1
+
+
+@contextlib.contextmanager
+def local_or_remote(config: RayConfig) -> Iterator[int]:
+    """A Ray to run on while the block lasts; gives its slots (tasks at a time), 0: without Ray, in this process.
+
+    Raises:
+        UserError: the cluster at `config.address` cannot be reached, or a local Ray cannot be started.
+    """
+    if config.disabled:
+        yield 0
+        return
+    with _environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/"}):
+        if config.address:
+            with _joined(config.address):
+                yield _slots(config)
+        else:
+            with _private(config):
+                yield _slots(config)
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
+    import ray
+
+    host, _, port = address.rpartition(":")
+    try:
+        if not host or not port.isdigit():
+            raise ValueError("an address is host:port, as `ray start --head` prints it")
+        # Ray itself goes on trying for minutes where nobody listens.
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"ray.address={address!r}: cannot join a Ray cluster there ({error})") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _private(config: RayConfig) -> Iterator[None]:
+    import ray
+
+    if ray.is_initialized():
+        raise UserError("this process already runs on a Ray; end it, or give its address as ray.address")
+    _remove_leftovers()
+    # Short: the paths of Ray's sockets below it may have 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-{os.getpid()}-", dir="/tmp"))
+    (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")  # keeps Ray from asking cloud hosts
+    variables = {
+        "HOME": str(folder),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ADDRESS": None,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    try:
+        with _environment(variables):
+            store, slow = _object_store(config)
+            if slow:
+                os.environ["RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"] = "1"
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=_local_slots(config),
+                    num_gpus=0,
+                    include_dashboard=False,
+                    object_store_memory=store,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    _temp_dir=str(folder),
+                    _node_ip_address=LOOPBACK,
+                )
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise UserError(f"a local Ray cannot be started ({error}); ray.disabled=true does without") from error
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _local_slots(config: RayConfig) -> int:
+    return config.workers or len(os.sched_getaffinity(0))
+
+
+def _slots(config: RayConfig) -> int:
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("CPU", 1))) if config.address else _local_slots(config)
+
+
+def _object_store(config: RayConfig) -> tuple[int, bool]:
+    """Bytes of the object store, at most half of the free shared memory, and whether it must lie on the disk."""
+    wanted = max(config.object_store_mb * 2**20, MINIMAL_STORE)
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    return (wanted, True) if free < 2 * MINIMAL_STORE else (min(wanted, free // 2), False)
+
+
+def _remove_leftovers() -> None:
+    """Folders of Rays of this user whose process was killed."""
+    for folder in Path("/tmp").glob(f"{_PREFIX}{os.getuid()}-*"):
+        process = folder.name.split("-")[3]
+        if process.isdigit() and not Path(f"/proc/{process}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """`variables` set (None: unset) while the block lasts."""
+    before = dict(os.environ)
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def run_units(
+    function: Callable[[Task], Any], tasks: Sequence[Task], slots: int, retries: int
+) -> Iterator[Finished[Task]]:
+    """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave."""
+    if slots:
+        yield from _on_ray(function, tasks, slots, retries)
+        return
+    for task in tasks:
+        try:
+            yield Finished(task, function(task))
+        except Exception:
+            yield Finished(task, None, traceback.format_exc(limit=-6))
+
+
+def _on_ray(
+    function: Callable[[Task], Any], tasks: Sequence[Task], slots: int, retries: int
+) -> Iterator[Finished[Task]]:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    # Retries are counted here: Ray's own would restart tasks killed for memory without end.
+    remote = ray.remote(max_retries=0, max_calls=TASKS_PER_WORKER, num_cpus=1)(function)
+    waiting = iter(tasks)
+    running: dict[Any, tuple[Task, int]] = {}
+    while True:
+        for task in itertools.islice(waiting, slots * IN_FLIGHT_PER_SLOT - len(running)):
+            running[remote.remote(task)] = (task, 1)
+        if not running:
+            return
+        for reference in ray.wait(list(running), num_returns=1)[0]:
+            task, attempt = running.pop(reference)
+            try:
+                yield Finished(task, ray.get(reference), attempts=attempt)
+            except RayTaskError as error:
+                yield Finished(task, None, _own_lines(str(error)), attempt)
+            except RayError as error:
+                if attempt > retries:
+                    yield Finished(task, None, f"its worker died {attempt} times; the last time: {error}", attempt)
+                else:
+                    running[remote.remote(task)] = (task, attempt + 1)
+
+
+def _own_lines(trace: str) -> str:
+    """The traceback of the function without Ray's frames above it."""
+    return "\n".join(trace.strip().splitlines()[-12:])

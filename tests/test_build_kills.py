@@ -1,0 +1,111 @@
+"""Workers and the command itself killed in the middle of a build on Ray: the same corpus, byte for byte, comes out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data_tools.build import build_corpus
+from erica_dist.config import CorpusJob, dump
+from tests.corpora import corpus_job, folder_bytes
+
+pytestmark = pytest.mark.ray
+PATIENCE = 240.0  # seconds until something must have happened
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where an undisturbed build, without Ray, stands in `corpus`."""
+    folder = tmp_path_factory.mktemp("world")
+    build_corpus(corpus_job(folder, pages=240, ner=True))
+    return folder
+
+
+def job(world: Path, out: str, workers: int) -> CorpusJob:
+    return corpus_job(world, out, pages=240, workers=workers, ner=True)
+
+
+def finished_units(out: Path) -> int:
+    return len(list((out / ".build" / "units").glob("*.json")))
+
+
+def wait_for(condition, process: subprocess.Popen | None = None) -> None:  # type: ignore[no-untyped-def,type-arg]
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        assert process is None or process.poll() is None, "the command has ended"
+        time.sleep(0.02)
+
+
+def busy_workers(parent: psutil.Process) -> list[psutil.Process]:
+    """Ray worker processes below `parent` that run a unit at this moment."""
+    found = []
+    for process in parent.children(recursive=True):
+        try:
+            if "ray::build_unit" in " ".join(process.cmdline()) or "ray::build_unit" in process.name():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_killed_workers_change_nothing(world: Path) -> None:
+    out = world / "killed"
+    victims: list[int] = []
+
+    def kill_two() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(victims) < 2 and time.monotonic() < deadline:
+            # one at its first unit, one later
+            if finished_units(out) >= 4 * len(victims):
+                for process in busy_workers(psutil.Process())[:1]:
+                    if process.pid not in victims:
+                        process.send_signal(signal.SIGKILL)
+                        victims.append(process.pid)
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill_two)
+    killer.start()
+    build_corpus(job(world, "killed", workers=2))
+    killer.join()
+    assert len(victims) == 2
+    assert folder_bytes(out) == folder_bytes(world / "corpus")
+
+
+def test_a_killed_command_goes_on_where_it_was(world: Path) -> None:
+    out = world / "interrupted"
+    settings = world / "job.yaml"
+    settings.write_text(dump(job(world, "interrupted", workers=1)))
+    command = [sys.executable, "-m", "erica_dist.cli", "build-corpus", "--config", str(settings)]
+    done = 0
+    for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            try:
+                before = done
+                wait_for(lambda before=before: finished_units(out) > before, process)
+                children = psutil.Process(process.pid).children(recursive=True)
+                os.kill(process.pid, number)
+                output, _ = process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+        assert process.returncode == status, output
+        assert (f"{done} of 48 units were done before" in output) == (done > 0)
+        wait_for(lambda children=children: not any(child.is_running() for child in children))
+        done = finished_units(out)
+        assert 0 < done < 48
+        assert not (out / "manifest.json").exists()
+    last = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert last.returncode == 0, last.stderr
+    assert f"{done} of 48 units were done before" in last.stdout
+    assert folder_bytes(out) == folder_bytes(world / "corpus")
+    # the Ray of the killed command left its folder, which the next one removed
+    owners = [path.name.split("-")[3] for path in Path("/tmp").glob("erica-ray-*")]
+    assert all(Path("/proc", owner).exists() for owner in owners)

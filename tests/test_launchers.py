@@ -1,0 +1,217 @@
+"""The launchers as a user starts them: refusals, a stop by signal, a dead launcher, and what the journal says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from erica_dist.tracking.journal import read_metrics
+from erica_dist.training.job import main
+from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
+from tests.synthetic import write_documents_folder, write_sequences_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = [
+    "model.size=tiny",
+    "model.max_length=128",
+    "train.global_batch=8",
+    "train.lr=1e-3",
+    "train.warmup_steps=3",
+    "data.validation_documents=8",
+    "tracking.uri=none",
+]
+SAME_AT_ANY_SPLIT = ("loss", "loss_rd", "loss_ed", "loss_mlm", "grad_norm", "documents", "tokens", "lr")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_documents_folder(tmp_path_factory.mktemp("documents") / "shards", documents=60, seed=2))
+
+
+def start(script: str, port: int, *words: str, ranks: int = 2) -> subprocess.Popen[str]:
+    """`deepspeed launchers/<script>` in a process group of its own."""
+    deepspeed = [str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(ranks)]
+    command = [*deepspeed, "--master_port", str(port), f"launchers/{script}", *SETTINGS, *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=True, **pipes)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        text, _ = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, text
+
+
+@pytest.fixture
+def port() -> int:
+    from erica_dist.training.cluster import free_port
+
+    return free_port(purpose=f"test-{time.monotonic_ns()}")
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """Process ids of the trainers that write to this run folder."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+            parent = int(entry.with_name("stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        is_rank = any(word.startswith(b"--local_rank") for word in words) and b"deepspeed.launcher.launch" not in words
+        if is_rank and f"run.dir={run_dir}".encode() in words:
+            found[int(entry.parent.name)] = parent
+    return [pid for pid, parent in found.items() if parent not in found]  # not the ranks' loader processes
+
+
+def wait_for(condition, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.distributed
+def test_stopped_and_started_again_the_run_is_the_unbroken_one(
+    documents: Path, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"data.shards={documents}", "train.micro_batch=2", "train.steps=30", "train.checkpoint_every=10"]
+    status, text = finish(start("erica.py", port, *words, f"run.dir={tmp_path / 'whole'}"))
+    assert status == 0, text[-3000:]
+
+    broken = tmp_path / "broken"
+    process = start("erica.py", port, *words, f"run.dir={broken}")
+    wait_for(lambda: len(read_metrics(broken / "metrics.jsonl")) >= 2 or process.poll() is not None)
+    os.kill(ranks_of(broken)[0], signal.SIGUSR1)  # one rank hears it, both leave at the same step
+    status, text = finish(process)
+    assert status == REQUEUE_STATUS, text[-3000:]
+    stopped_at = len(read_metrics(broken / "metrics.jsonl"))
+    assert 2 <= stopped_at < 30
+    assert (broken / "checkpoints" / "latest").read_text().strip() == f"step-{stopped_at:08d}"
+
+    status, text = finish(start("erica.py", port, *words, f"run.dir={broken}"))
+    assert status == 0, text[-3000:]
+    whole, resumed = read_metrics(tmp_path / "whole" / "metrics.jsonl"), read_metrics(broken / "metrics.jsonl")
+    assert [row["step"] for row in resumed] == list(range(1, 31))
+    for expected, row in zip(whole, resumed, strict=True):
+        assert {k: row[k] for k in SAME_AT_ANY_SPLIT} == {k: expected[k] for k in SAME_AT_ANY_SPLIT}
+    scores = [read_metrics(tmp_path / run / "evaluation.jsonl")[-1] for run in ("whole", "broken")]
+    assert {**scores[0], "time": 0} == {**scores[1], "time": 0}
+
+    # What can be known from the checkpoint is known before anything costly begins (no process group is joined here)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main("erica", [*SETTINGS, *words, f"run.dir={broken}"]) == 0
+    assert "already at step 30 of 30, nothing to do" in capsys.readouterr().out
+    for change, text in (("train.seed=7", "train.seed 42 there and 7 here"), ("train.resume=false", "train.resume is")):
+        assert main("erica", [*SETTINGS, *words, f"run.dir={broken}", change]) == 2
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+def test_ranks_whose_launcher_died_save_and_leave(documents: Path, tmp_path: Path, port: int) -> None:
+    run_dir = tmp_path / "run"
+    words = [f"data.shards={documents}", "train.micro_batch=2", "train.steps=100000", f"run.dir={run_dir}"]
+    process = start("erica.py", port, *words)
+    wait_for(lambda: len(read_metrics(run_dir / "metrics.jsonl")) >= 2 or process.poll() is not None)
+    ranks = ranks_of(run_dir)
+    assert len(ranks) == 2
+    process.terminate()  # the deepspeed command dies of it and tells nobody
+    try:
+        wait_for(lambda: not ranks_of(run_dir), seconds=120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "stopped"
+    assert (run_dir / "checkpoints" / f"step-{events[-1]['step']:08d}" / "state.json").exists()
+
+
+@pytest.mark.distributed
+def test_the_journal_is_the_same_at_any_split_of_the_global_batch(documents: Path, tmp_path: Path, port: int) -> None:
+    words = [f"data.shards={documents}", "train.steps=4", "model.dropout=0", "erica.negatives=global"]
+    runs = []
+    for ranks, micro in ((1, 8), (1, 2), (2, 2)):
+        run_dir = tmp_path / f"{ranks}-{micro}"
+        process = start("erica.py", port, *words, f"train.micro_batch={micro}", f"run.dir={run_dir}", ranks=ranks)
+        status, text = finish(process)
+        assert status == 0, text[-3000:]
+        runs.append(read_metrics(run_dir / "metrics.jsonl"))
+    for row in zip(*runs, strict=True):
+        for key in SAME_AT_ANY_SPLIT:
+            assert row[1][key] == pytest.approx(row[0][key], rel=1e-4), key
+            assert row[2][key] == pytest.approx(row[0][key], rel=1e-4), key
+
+
+def test_the_stop_flag_remembers_the_first_signal_only() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    try:
+        stop = StopFlag()
+        stop.install(watch_launcher=True)
+        assert not stop
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop
+        assert stop.reason == "SIGUSR1"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, as plain python starts it."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["train.stepps=3"], "did you mean 'train.steps'"),
+        ([], "run.dir is not set"),
+        (["run.dir=OUT"], "data.shards is not set"),
+        (["run.dir=OUT", "data.shards=NOWHERE"], "nowhere"),
+        (["run.dir=OUT", "data.shards=SEQUENCES"], "holds sequences; erica trains on documents"),
+        (["run.dir=OUT", "data.shards=DOCUMENTS", "train.global_batch=12", "train.micro_batch=8"], "nearest that does"),
+        (["run.dir=OUT", "data.shards=DOCUMENTS", "train.zero_stage=4"], "must be 0, 1, 2 or 3"),
+        (["run.dir=OUT", "data.shards=DOCUMENTS", "model.init=OTHER"], "is not the one that cut data.shards"),
+        (["--config", "NOWHERE.yaml"], "cannot read the configuration"),
+        (["--config"], "--config needs a file"),
+    ],
+)
+def test_bad_input_is_one_error_and_status_2(
+    words: list[str], text: str, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None
+) -> None:
+    other = tmp_path / "other"
+    places = {"OUT": str(tmp_path / "out"), "DOCUMENTS": str(documents), "NOWHERE": str(tmp_path / "nowhere")}
+    if "data.shards=SEQUENCES" in words:
+        places["SEQUENCES"] = str(write_sequences_folder(tmp_path / "sequences", sequences=8))
+    if "model.init=OTHER" in words:
+        tokenizer = json.loads((documents / "tokenizer" / "tokenizer.json").read_text())
+        tokenizer["model"]["unk_token"] = "."
+        other.mkdir()
+        for path in (documents / "tokenizer").iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+        (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+        (other / "config.json").write_text("{}")
+        places["OTHER"] = str(other)
+    for name, path in places.items():
+        words = [word.replace(f"={name}", f"={path}") for word in words]
+    assert main("erica", ["tracking.uri=none", *words]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("launchers/erica.py: error: ")
+    assert not (tmp_path / "out").exists(), "nothing is written before the job is known to be good"

@@ -1,0 +1,166 @@
+"""What counts as a mention, which of overlapping spans stays, and what it is linked to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from data_tools.documents import Passage
+from data_tools.kb import KnowledgeBase
+from data_tools.linking import NO_ENTITY, Linker
+from data_tools.mentions import Mention, NerSpan, counts_as_name, possible_mentions, select_mentions
+from data_tools.pages import Link
+from tests.corpora import entity, make_kb
+
+
+@pytest.fixture(scope="module")
+def linker(tmp_path_factory: pytest.TempPathFactory) -> Linker:
+    return Linker(KnowledgeBase.open(make_kb(tmp_path_factory.mktemp("kb"))), 0.5)
+
+
+def passage(text: str, links: dict[str, str] | None = None, title: str = "Nothing", chunk: int = 0) -> Passage:
+    spans = tuple(
+        Link(text.index(surface), text.index(surface) + len(surface), target)
+        for surface, target in (links or {}).items()
+    )
+    return Passage(1, title, chunk, text, spans, 10)
+
+
+def chosen(
+    linker: Linker,
+    source: Passage,
+    spans: dict[str, str] | None = None,
+    before: tuple[Passage, ...] = (),
+    after: tuple[Passage, ...] = (),
+) -> list[tuple[str, str, str, str]]:
+    """(surface, entity id, source, label) of the mentions; spans: text of a NER span -> its label, None: no NER."""
+    context = linker.page(source.title, [*before, source, *after])
+    found = None
+    if spans is not None:
+        found = [
+            NerSpan(source.text.index(surface), source.text.index(surface) + len(surface), label)
+            for surface, label in spans.items()
+        ]
+    mentions = select_mentions(source, possible_mentions(source, linker, context), context, found, Counter())
+    return [(source.text[m.start : m.end], linker.kb.entity_id(m.entity), m.source, m.label) for m in mentions]
+
+
+@pytest.mark.parametrize(
+    ("surface", "expected"),
+    [("Paris", True), ("paris", False), ("It", False), ("IT", True), ("May", False), ("X", False), ("1984", False),
+     ("iPhone", True), ("F1", True), ("de Gaulle", True), ("the", False), ("First", False)],
+)  # fmt: skip
+def test_looks_of_a_name(surface: str, expected: bool) -> None:
+    assert counts_as_name(surface) is expected
+
+
+def test_names_are_whole_words_in_their_own_case(linker: Linker) -> None:
+    source = passage("Paris and Berlin; Parisian Romes, ROME and rome. It is in May 1984, IT too.")
+    assert chosen(linker, source) == [
+        ("Paris", "Q101", "name", ""),
+        ("Berlin", "Q102", "name", ""),
+        ("IT", "Q906", "name", ""),
+    ]
+
+
+def test_ner_confirms_other_cases_and_gives_the_type(linker: Linker) -> None:
+    source = passage("ROME and the Spain of old. It went.")
+    assert chosen(linker, source, {"ROME": "GPE", "the Spain": "GPE", "It": "ORG"}) == [
+        ("ROME", "Q103", "ner", "GPE"),
+        ("Spain", "Q4", "ner", "GPE"),
+    ]
+
+
+def test_possessives_are_cut_off_unless_they_belong_to_the_name(linker: Linker) -> None:
+    source = passage("He ate at McDonald's in Germany's north. Then Greece’s turn.")
+    spans = {"McDonald's": "ORG", "Germany's": "GPE", " Greece’s ": "GPE"}
+    assert chosen(linker, source, spans) == [
+        ("McDonald's", "Q905", "ner", "ORG"),
+        ("Germany", "Q2", "ner", "GPE"),
+        ("Greece", "Q8", "ner", "GPE"),
+    ]
+
+
+def test_links_beat_ner_and_ner_beats_shorter_names(linker: Linker) -> None:
+    source = passage(
+        "The University of Rome lies in old Rome town, in Paris Hilton and in Italy.", {"old Rome": "Rome"}
+    )
+    spans = {"The University of Rome": "ORG", "Rome town": "GPE", "Paris Hilton": "PERSON", "Italy": "GPE"}
+    assert chosen(linker, source, spans) == [("old Rome", "Q103", "link", ""), ("Italy", "Q3", "ner", "GPE")]
+
+
+def test_dates_and_numbers_are_no_mentions_and_hide_the_names_within(linker: Linker) -> None:
+    source = passage("In Rome, Berlin 1984 and Paris.")
+    assert chosen(linker, source, {"Rome": "DATE", "Berlin 1984": "CARDINAL", "Paris": "GPE"}) == [
+        ("Paris", "Q101", "ner", "GPE")
+    ]
+
+
+def test_a_single_word_that_ner_does_not_know_needs_support(linker: Linker) -> None:
+    text = "Paris and Rome. Later Rome fell."
+    # the second Rome is a name of an entity that NER found before; Paris has nothing but its name
+    assert chosen(linker, passage(text), {"Rome": "GPE"}) == [
+        ("Rome", "Q103", "ner", "GPE"),
+        ("Rome", "Q103", "name", ""),
+    ]
+    assert [mention[0] for mention in chosen(linker, passage(text))] == ["Paris", "Rome", "Rome"]
+
+
+def test_a_link_counts_in_lower_case_and_an_unknown_target_hides_the_name(linker: Linker) -> None:
+    source = passage("the old capital and Berlin town.", {"old capital": "Paris", "Berlin town": "Berlin (Ohio)"})
+    assert chosen(linker, source) == [("old capital", "Q101", "link", "")]
+
+
+def test_a_surface_stands_for_what_it_was_linked_to_from_then_on(linker: Linker) -> None:
+    first = passage("Lutetia, then Lutetia. The City too.", {"The City": "Rome"})
+    second = passage("Lutetia again, in the City; The City.", {"Lutetia": "Paris"}, chunk=1)
+    assert chosen(linker, first, after=(second,)) == [("The City", "Q103", "link", "")]
+    assert chosen(linker, second, before=(first,)) == [
+        ("Lutetia", "Q101", "link", ""),
+        ("The City", "Q103", "name", ""),
+    ]
+    after = passage("Lutetia!", chunk=2)
+    assert chosen(linker, after, before=(first, second)) == [("Lutetia", "Q101", "name", "")]
+
+
+def test_a_surface_linked_to_two_pages_says_nothing(linker: Linker) -> None:
+    first = passage("The City here.", {"The City": "Rome"})
+    second = passage("The City there. The City.", {"The City": "Paris"}, chunk=1)
+    assert chosen(linker, second, before=(first,)) == [("The City", "Q101", "link", "")]
+
+
+def test_the_page_itself_is_meant_by_its_title_without_the_qualifier(linker: Linker) -> None:
+    assert chosen(linker, passage("Rome grew.", title="Rome (city)")) == [("Rome", "Q103", "name", "")]
+    assert linker.page("Rome (city)", []).own == NO_ENTITY
+    # French is a name of France, whose page this is
+    source = passage("The French came.", title="France")
+    assert chosen(linker, source, {}) == [("French", "Q1", "name", "")]
+
+
+def test_ambiguous_names_need_the_page_or_the_margin(linker: Linker) -> None:
+    georgia = passage("Georgia lies there.")
+    assert chosen(linker, georgia) == []
+    kb = linker.kb
+    assert linker.surface("Georgia", linker.page("Nothing", [georgia])) == NO_ENTITY
+    for own in ("Q901", "Q902"):
+        context = linker.page("Nothing", [georgia])
+        context.linked = frozenset({entity(kb, own)})
+        assert kb.entity_id(linker.surface("Georgia", context)) == own
+    context.linked = frozenset({entity(kb, "Q901"), entity(kb, "Q902")})
+    assert linker.surface("Georgia", context) == NO_ENTITY
+    assert Linker(kb, 0.0).surface("Georgia", linker.page("Nothing", [])) in (entity(kb, "Q901"), entity(kb, "Q902"))
+
+
+def test_mentions_never_overlap_and_lie_in_the_text(linker: Linker) -> None:
+    text = "Rome Rome's Paris, Berlin's Vienna the Rome of Athens IT"
+    source = passage(text, {"Rome's Paris": "Paris", "Berlin's": "Berlin"})
+    context = linker.page("Rome", [source])
+    possible = possible_mentions(source, linker, context)
+    spans = [NerSpan(0, 11, "GPE"), NerSpan(5, 17, "ORG"), NerSpan(19, 34, "GPE"), NerSpan(35, 43, "GPE")]
+    mentions: list[Mention] = select_mentions(source, possible, context, spans, Counter())
+    borders = [(mention.start, mention.end) for mention in mentions]
+    assert borders == sorted(borders)
+    assert all(first[1] <= second[0] for first, second in pairwise(borders))
+    assert all(0 <= start < end <= len(text) and text[start:end] == text[start:end].strip() for start, end in borders)

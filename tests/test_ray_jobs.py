@@ -1,0 +1,106 @@
+"""Units of work on Ray: retries, failures, back-pressure, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data_tools.ray_jobs import IN_FLIGHT_PER_SLOT, local_or_remote, run_units
+from erica_dist.config import RayConfig
+from erica_dist.errors import UserError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task of the tests: what to do (see `perform`), and where attempts are noted."""
+
+    number: int
+    action: str
+    folder: str
+
+
+def perform(step: Step) -> int:
+    """Square the number; or die (once, or always) in the middle of the work, or raise."""
+    note = Path(step.folder, f"{step.number}-{time.monotonic_ns()}")
+    before = len(list(Path(step.folder).glob(f"{step.number}-*")))
+    note.write_text(step.action)
+    if step.action == "die" or (step.action == "die once" and not before):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step.action == "raise":
+        raise KeyError(f"no value in step {step.number}")
+    return step.number**2
+
+
+def attempts(folder: Path, number: int) -> int:
+    return len(list(folder.glob(f"{number}-*")))
+
+
+def private_rays() -> list[str]:
+    return [process.name() for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
+
+
+def test_without_ray_errors_are_answers_too(tmp_path: Path) -> None:
+    steps = [Step(1, "", str(tmp_path)), Step(2, "raise", str(tmp_path)), Step(3, "", str(tmp_path))]
+    with local_or_remote(RayConfig(disabled=True)) as slots:
+        assert slots == 0
+        finished = list(run_units(perform, steps, slots, retries=3))
+    assert [(one.task.number, one.value) for one in finished] == [(1, 1), (2, None), (3, 9)]
+    assert "no value in step 2" in finished[1].error
+    assert finished[0].error == ""
+
+
+@pytest.mark.ray
+def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # another Ray that must not be joined, and a home that Ray must not use
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.9:6379")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environment = dict(os.environ)
+    before = set(Path("/tmp").glob("erica-ray-*"))
+    actions = {3: "die once", 5: "raise", 7: "die", 8: "die once"}
+    folder = tmp_path / "attempts"
+    folder.mkdir()
+    steps = [Step(number, actions.get(number, ""), str(folder)) for number in range(12)]
+    handed: list[int] = []
+
+    def hand_out() -> Iterator[Step]:
+        for step in steps:
+            handed.append(step.number)
+            yield step
+
+    answered = 0
+    with local_or_remote(RayConfig(workers=2, object_store_mb=90)) as slots:
+        assert slots == 2
+        finished = {}
+        for one in run_units(perform, hand_out(), slots, retries=2):  # type: ignore[arg-type]  # any iterable serves
+            answered += 1
+            assert len(handed) <= answered + slots * IN_FLIGHT_PER_SLOT
+            finished[one.task.number] = one
+        assert private_rays()
+    assert sorted(finished) == list(range(12))
+    assert {n: one.value for n, one in finished.items() if not one.error} == {
+        n: n**2 for n in range(12) if n not in (5, 7)
+    }
+    assert finished[3].attempts == finished[8].attempts == 2
+    assert finished[5].attempts == 1
+    assert attempts(folder, 5) == 1
+    assert "no value in step 5" in finished[5].error
+    assert finished[7].attempts == attempts(folder, 7) == 3
+    assert "died 3 times" in finished[7].error
+    # nothing left: processes, folder, environment, files in the home
+    assert private_rays() == []
+    assert set(Path("/tmp").glob("erica-ray-*")) <= before
+    assert dict(os.environ) == environment
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts"]
+
+
+@pytest.mark.ray
+def test_an_address_without_a_cluster_is_refused() -> None:
+    with pytest.raises(UserError, match=r"127\.0\.0\.9:1"), local_or_remote(RayConfig(address="127.0.0.9:1")):
+        pass
