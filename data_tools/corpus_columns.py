@@ -55,8 +55,6 @@ def tokenize_shard(task: ShardTask) -> dict[str, int]:
     """Write the columns of one corpus shard, a file a split, and give the counts."""
     tokenizer = load_tokenizer(task.job.tokenizer)
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
     counts: Counter[str] = Counter({f"{task.job.kind} kept": 0})
     of_split: dict[str, list[tuple[int, Any]]] = {split: [] for split in SPLITS}
     make = _examples if task.job.kind == "sequences" else _documents

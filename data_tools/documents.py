@@ -53,8 +53,6 @@ class PieceCounter:
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._backend.no_truncation()
-        self._backend.no_padding()
         definition = json.loads(self._backend.to_str())
         self._chunkwise = (definition.get("normalizer") or {}).get("type") == "BertNormalizer" and (
             definition.get("pre_tokenizer") or {}

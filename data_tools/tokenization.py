@@ -43,7 +43,7 @@ from erica_dist.shards.manifest import (
 )
 from erica_dist.shards.tokenizers import tokenizer_record
 
-TOKENIZATION_VERSION = 1  # raise it when other columns come out of the same corpus
+TOKENIZATION_VERSION = 2  # raise it when other columns come out of the same corpus
 SHORTEST_LENGTH = 16
 
 

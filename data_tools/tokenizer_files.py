@@ -22,7 +22,7 @@ FILES = (
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The fast tokenizer in a Hugging Face folder.
+    """The fast tokenizer in a Hugging Face folder, without the truncation and padding that its file may ask for.
 
     Raises:
         UserError: no such folder, or no fast tokenizer in it.
@@ -37,6 +37,9 @@ def load_tokenizer(folder: str) -> Any:
         raise UserError(f"tokenizer={folder!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UserError(f"tokenizer={folder!r} is no fast tokenizer; word pieces need offsets (tokenizer.json)")
+    # Sentence encoders ship with both on: every text would be cut and filled to one length
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 

@@ -90,7 +90,13 @@ def commands(sample: Path, out: Path) -> list[Command]:
 def _deepspeed(kind: str) -> list[str]:
     from erica_dist.training.cluster import free_port
 
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_accelerators", str(RANKS)]
+    launcher = [
+        str(Path(sys.executable).with_name("deepspeed")),
+        "--num_accelerators",
+        str(RANKS),
+        "--log_level",
+        "error",
+    ]
     script = [str(REPOSITORY / "launchers" / f"{kind}.py"), "--config"]
     port = ["--master_port", str(free_port(purpose="quickstart"))]
     return [*launcher, *port, *script, str(REPOSITORY / "launchers" / "jobs" / f"quickstart_{kind}.yaml")]
@@ -110,6 +116,8 @@ def _run(name: str, command: list[str]) -> None:
     environment = os.environ | {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or RANKS) // RANKS)),
         "PYTHONUNBUFFERED": "1",
+        "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu"),  # two processes on a CPU, whatever the machine has
+        "CUDA_VISIBLE_DEVICES": "",
     }
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:

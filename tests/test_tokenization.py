@@ -309,3 +309,28 @@ def test_a_damaged_corpus_shard_is_named(world: Path, tmp_path: Path) -> None:
     assert "documents-00000.tar" in str(caught.value)
     shard.write_bytes(data)
     tokenize(job(world, str(tmp_path / "out"), corpus=str(copy)))
+
+
+def test_truncation_and_padding_of_the_tokenizers_file_change_nothing(world: Path) -> None:
+    """The files of sentence encoders ask for both, at 128 pieces."""
+    source = json.loads((world / "tokenizer" / "tokenizer.json").read_text())
+    fixed = world / "fixed"
+    fixed.mkdir()
+    for path in (world / "tokenizer").iterdir():
+        (fixed / path.name).write_bytes(path.read_bytes())
+    source["truncation"] = {"max_length": 12, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    source["padding"] = {
+        "strategy": {"Fixed": 12},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    (fixed / "tokenizer.json").write_text(json.dumps(source))
+    for kind in ("documents", "sequences"):
+        plain = tokenize(job(world, f"plain-{kind}", kind=kind))
+        same = tokenize(job(world, f"fixed-{kind}", kind=kind, tokenizer=str(fixed)))
+        assert [shard["sha256"] for shard in same["shards"]] == [shard["sha256"] for shard in plain["shards"]]
+        assert same.get("relations") == plain.get("relations")
+        assert same["tokenizer"]["fingerprint"] == plain["tokenizer"]["fingerprint"]
