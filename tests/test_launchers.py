@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,23 @@ def test_the_journal_is_the_same_at_any_split_of_the_global_batch(documents: Pat
         for key in SAME_AT_ANY_SPLIT:
             assert row[1][key] == pytest.approx(row[0][key], rel=1e-4), key
             assert row[2][key] == pytest.approx(row[0][key], rel=1e-4), key
+
+
+def test_a_port_in_use_is_one_error(documents: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        port = str(taken.getsockname()[1])
+        words = [*SETTINGS, "train.micro_batch=2", f"data.shards={documents}", f"run.dir={tmp_path / 'out'}"]
+        command = [sys.executable, "launchers/erica.py", *words]
+        environment = os.environ | place | {"MASTER_PORT": port}
+        done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert f"the ranks cannot meet at 127.0.0.1:{port}" in done.stderr
+    assert "--master_port" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_stop_flag_remembers_the_first_signal_only() -> None:

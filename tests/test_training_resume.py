@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,11 +67,18 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_job_or_number_of_ranks_is_refused_with_the_remedy(tmp_path: Path) -> None:
     folder = complete(tmp_path, 9, ranks=2, shards="abc", **{"train.seed": 1})
-    assert checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, ranks=2) == 9
+    assert checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, world_size=2) == 9
     with pytest.raises(UserError, match=r"shards abc there and xyz here\): keep these, or give another run.dir"):
-        checkpoint.check(folder, {"shards": "xyz", "train.seed": 1}, ranks=2)
+        checkpoint.check(folder, {"shards": "xyz", "train.seed": 1}, world_size=2)
     with pytest.raises(UserError, match=r"written by 2 rank\(s\) and this job has 3: start it with 2, or begin"):
-        checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, ranks=3)
+        checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, world_size=3)
+
+
+def test_too_little_disk_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000_000))
+    checkpoint.check_disk(tmp_path / "new" / "run", parameters=100_000_000, keep=2)
+    with pytest.raises(UserError, match=r"5.0 GB are free and checkpoints of this model take up to 6.4 GB"):
+        checkpoint.check_disk(tmp_path / "new" / "run", parameters=100_000_000, keep=3)
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:

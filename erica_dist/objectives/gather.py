@@ -21,6 +21,10 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def row_counts(rows: int, device: torch.device) -> list[int]:
     """How many rows each rank has."""
     if ranks() == 1:

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from erica_dist.errors import UserError
-from erica_dist.objectives.gather import ranks
+from erica_dist.objectives.gather import rank, ranks
 
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -76,18 +76,34 @@ def _state(folder: Path) -> dict[str, Any] | None:
     return state if state.get("complete") else None
 
 
+def check_disk(run_dir: str | Path, parameters: int, keep: int) -> None:
+    """Refuse to train where the checkpoints will not fit: weights, two moments and the whole weights, 4 bytes each.
+
+    Raises:
+        UserError: too little room below `run_dir`.
+    """
+    needed = 16 * parameters * (max(keep, 1) + 1)  # one more while the oldest is not removed yet
+    existing = next(path for path in [Path(run_dir), *Path(run_dir).parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise UserError(
+            f"{run_dir}: {free / 1e9:.1f} GB are free and checkpoints of this model take up to {needed / 1e9:.1f} GB: "
+            "make room, choose another run.dir, or lower train.keep_checkpoints"
+        )
+
+
 def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], keep: int) -> Path:
     """Write the checkpoint of `step`; all ranks call it. Older ones beyond the newest `keep` are removed."""
     root = Path(run_dir, "checkpoints")
     temporary, final = root / f"incomplete-{step:08d}", root / f"step-{step:08d}"
-    if _is_first():
+    if rank() == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         root.mkdir(parents=True, exist_ok=True)
     barrier()
     engine.save_checkpoint(str(root), tag=temporary.name, save_latest=False)
     weights, tied = whole_weights(engine)
     barrier()
-    if _is_first():
+    if rank() == 0:
         (temporary / "weights").mkdir()
         save_file(weights, temporary / "weights" / "model.safetensors")
         text = json.dumps({**state, "step": step, "ranks": ranks(), "tied": tied, "complete": True}, indent=1)
@@ -101,7 +117,7 @@ def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], kee
     return final
 
 
-def check(folder: Path, order: dict[str, Any], ranks: int) -> int:
+def check(folder: Path, order: dict[str, Any], world_size: int) -> int:
     """The step of a complete checkpoint that a job may go on from.
 
     Args:
@@ -117,9 +133,9 @@ def check(folder: Path, order: dict[str, Any], ranks: int) -> int:
     ]
     if changed:
         raise UserError(f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir")
-    if state["ranks"] != ranks:
+    if state["ranks"] != world_size:
         raise UserError(
-            f"{folder} was written by {state['ranks']} rank(s) and this job has {ranks}: start it with "
+            f"{folder} was written by {state['ranks']} rank(s) and this job has {world_size}: start it with "
             f"{state['ranks']}, or begin a new run from the exported weights (erica-dist export, then model.init=...)"
         )
     return int(state["step"])
@@ -136,7 +152,7 @@ def restore(engine: Any, folder: Path) -> dict[str, Any]:
 
 def agree_on_newest(run_dir: str | Path) -> Path | None:
     """The checkpoint to go on from, as rank 0 sees it."""
-    chosen: list[Any] = [str(newest(run_dir) or "")] if _is_first() else [None]
+    chosen: list[Any] = [str(newest(run_dir) or "")] if rank() == 0 else [None]
     if ranks() > 1:
         dist.broadcast_object_list(chosen, src=0)
     return Path(chosen[0]) if chosen[0] else None
@@ -162,14 +178,10 @@ def whole_weights(engine: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
             if hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
             else None
         )
-        if _is_first():
+        if rank() == 0:
             source = parameter.detach() if full is None else full
             weights[name] = source.float().cpu().clone().contiguous()
     return weights, tied
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def barrier() -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from erica_dist.config import ElectraJob
 from erica_dist.objectives.electra import detection_scores
+from erica_dist.objectives.gather import rank
 from erica_dist.stream.micro_batches import ElectraMicroBatch
 from erica_dist.training.engine import backward, device, seed_dropout, sum_over_ranks
 
@@ -23,7 +23,7 @@ def train_step(engine: Any, batches: list[ElectraMicroBatch], job: ElectraJob, s
     settings = job.electra
     batches = [batch.to(device()) for batch in batches]
     masked, tokens = _sizes(batches).tolist()
-    first_cell = (dist.get_rank() if dist.is_initialized() else 0) * len(batches)
+    first_cell = rank() * len(batches)
     sums = []
     for micro, batch in enumerate(batches):
         seed_dropout(job.train.seed, step, first_cell + micro)

@@ -34,7 +34,11 @@ def device() -> torch.device:
 
 
 def start_process_group() -> None:
-    """Join the job's ranks: NCCL on CUDA, gloo elsewhere. The environment names the rendezvous (training.cluster)."""
+    """Join the job's ranks: NCCL on CUDA, gloo elsewhere. The environment names the rendezvous (training.cluster).
+
+    Raises:
+        UserError: the rendezvous cannot be reached or its port is taken.
+    """
     on_cuda = device().type == "cuda"
     if not on_cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before DeepSpeed is imported: else it guesses, with a warning
@@ -47,7 +51,15 @@ def start_process_group() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     if on_cuda:
         torch.cuda.set_device(device())
-    deepspeed.init_distributed(dist_backend="nccl" if on_cuda else "gloo", auto_mpi_discovery=False, verbose=False)
+    try:
+        deepspeed.init_distributed(dist_backend="nccl" if on_cuda else "gloo", auto_mpi_discovery=False, verbose=False)
+    except dist.DistNetworkError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the ranks cannot meet at {place} ({reason}): if that port is in use, give another one "
+            "(deepspeed --master_port, or MASTER_PORT in the environment)"
+        ) from error
 
 
 def build_engine(module: nn.Module, train: TrainConfig, accumulation: int) -> Any:

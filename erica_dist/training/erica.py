@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from erica_dist.config import EricaConfig, EricaJob
 from erica_dist.objectives.entity_discrimination import entity_loss_sum
-from erica_dist.objectives.gather import gather_rows, gather_tables, ranks, row_counts
+from erica_dist.objectives.gather import gather_rows, gather_tables, rank, ranks, row_counts
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
 from erica_dist.objectives.pooling import pair_states
 from erica_dist.objectives.relation_discrimination import PairLabels, anchor_rows, relation_loss_sum
@@ -32,7 +31,7 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
     labels = [PairLabels.of(batch) for batch in batches]
     pools = _pools(labels, erica)
     anchors, queries, masked, pool_pairs = _counts(batches, labels, pools).tolist()
-    first_cell = (dist.get_rank() if dist.is_initialized() else 0) * len(batches)
+    first_cell = rank() * len(batches)
 
     cached: list[Tensor] = []
     sums = torch.zeros(5, dtype=torch.float64)

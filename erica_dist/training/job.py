@@ -101,6 +101,7 @@ def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int,
     stop.install(watch_launcher=cluster.launcher == "deepspeed")
     run_dir = Path(job.run.dir)
     module, models = _build_module(kind, job, folder)
+    checkpoint.check_disk(run_dir, sum(p.numel() for p in module.parameters()), job.train.keep_checkpoints)
     engine = build_engine(module, job.train, accumulation)
 
     resumed = checkpoint.agree_on_newest(run_dir)
