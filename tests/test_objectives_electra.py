@@ -57,6 +57,24 @@ def test_disallow_correct_never_draws_the_original_and_renormalises() -> None:
     torch.testing.assert_close(share[:3], logits[0, :3].softmax(0), rtol=0, atol=0.01)
 
 
+def test_draws_over_a_large_vocabulary_invert_the_cumulative_distribution() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(200, 1000, generator=generator) * 3
+    uniform = torch.rand(200, generator=generator).double()
+    cumulative = logits.double().softmax(1).cumsum(1)
+    expected = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(1)
+    drawn = sample_replacements(logits, uniform, torch.zeros(200).long(), 1.0, False)
+    assert drawn.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 1 - 2**-53])
+def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
+    logits = torch.full((1, 700), float("-inf"))
+    logits[0, [300, 301]] = 0.0
+    drawn = sample_replacements(logits, torch.tensor([uniform]).double(), torch.tensor([300]), 1.0, True)
+    assert drawn.tolist() == [301]
+
+
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_uniform_give_tokens_of_the_vocabulary(uniform: float) -> None:
     logits = torch.randn(3, 30_522)

@@ -1,6 +1,6 @@
 """Replaced-token detection (Clark et al. 2020): draw replacements, tell replaced tokens from originals.
 
-Legend: T packed tokens, K masked positions, V vocabulary.
+Legend: T packed tokens, K masked positions, V vocabulary, N blocks of the vocabulary, B tokens of a block.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch.nn import functional
 from erica_dist.stream.micro_batches import ElectraMicroBatch
 
 AUC_BINS = 256
+BLOCK = 256  # of the vocabulary, when replacements are drawn
 
 
 def masked_input(batch: ElectraMicroBatch, mask_id: int) -> Tensor:
@@ -28,16 +29,33 @@ def sample_replacements(
 
     Drawn by inverting the cumulative distribution at the given uniforms in [0, 1): the distribution is that of the
     Gumbel trick with one random number a position instead of V, and the draw belongs to the document, not to a rank's
-    state.
+    state. The sum runs first over blocks of the vocabulary, then within the one block that the draw falls into, both in
+    float64. A token of probability 0 is never drawn.
     """
     with torch.no_grad():
-        wide_KV = logits_KV.double() / temperature
+        wide_KV = logits_KV.float() / temperature
         if disallow_correct:
             wide_KV = wide_KV.scatter(1, original_K[:, None], float("-inf"))
-        cumulative_KV = wide_KV.softmax(1).cumsum(1)
-        # the last entry may fall short of 1 by rounding, so the draw is scaled to it
-        target_K1 = uniform_K.to(cumulative_KV)[:, None] * cumulative_KV[:, -1:]
-        return torch.searchsorted(cumulative_KV, target_K1, right=True)[:, 0].clamp(max=logits_KV.shape[1] - 1)
+        probability_KV = functional.pad(wide_KV.softmax(1), (0, -wide_KV.shape[1] % BLOCK))
+        blocks_KNB = probability_KV.view(len(logits_KV), -1, BLOCK)
+        block_K, rest_K = _invert(blocks_KNB.sum(2, dtype=torch.float64), uniform_K, scaled=True)
+        inside_KB = blocks_KNB[torch.arange(len(logits_KV), device=block_K.device), block_K].double()
+        place_K, _ = _invert(inside_KB, rest_K, scaled=False)
+        return block_K * BLOCK + place_K
+
+
+def _invert(mass_KN: Tensor, target_K: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
+    """(first place whose cumulative mass exceeds the target, what is left of the target there).
+
+    `scaled`: the target is a share of the row's whole mass, else a mass.
+    """
+    edges_KN = mass_KN.cumsum(1)
+    whole_K = edges_KN[:, -1]
+    target_K = target_K.to(whole_K) * whole_K if scaled else target_K
+    target_K = target_K.clamp(max=whole_K * (1 - 1e-12))  # rounding must not lead beyond the end
+    place_K = torch.searchsorted(edges_KN, target_K[:, None], right=True)
+    below_K1 = edges_KN.gather(1, place_K) - mass_KN.gather(1, place_K)
+    return place_K[:, 0], (target_K - below_K1[:, 0]).clamp(min=0)
 
 
 def corrupt(batch: ElectraMicroBatch, replacement_K: Tensor) -> tuple[Tensor, Tensor]:
