@@ -141,8 +141,9 @@ def _write_part(run: Path, out: Path, part: str, config: dict[str, Any], weights
     own = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
     model = _model(loader, config, own, run)
     place = out / folder
-    model.save_pretrained(place)
+    # The tokenizer first: its folder may hold the config.json of the model that it came with
     shutil.copytree(_tokenizer(run), place, dirs_exist_ok=True)
+    model.save_pretrained(place)
     if part != "encoder":
         # Each part is a folder of its own that may be copied away from its sister.
         (place / "README.md").write_text("See ../README.md for where this model comes from.\n", encoding="utf-8")

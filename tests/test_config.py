@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from erica_dist import config
-from erica_dist.config import CorpusJob, ElectraJob, EricaJob, TrainConfig
+from erica_dist.config import CorpusJob, ElectraJob, EricaJob, FinetuneJob, TrainConfig
 from erica_dist.errors import UserError
 
 
@@ -100,4 +100,5 @@ def test_the_job_files_in_the_repository_are_valid() -> None:
     found = sorted(jobs.glob("*.yaml"))
     assert len(found) >= 4
     for path in found:
-        config.load(ElectraJob if "electra" in path.name else EricaJob, path)
+        kind = FinetuneJob if "finetune" in path.name else ElectraJob if "electra" in path.name else EricaJob
+        config.load(kind, path)

@@ -73,6 +73,8 @@ def write_run(run: Path, job: str, models: dict[str, Any], settings: dict[str, A
     (run / "model_config.json").write_text(json.dumps({"job": job, **models}))
     (run / "config.yaml").write_text(yaml.safe_dump(settings or {"train": {"lr": 1e-4}}))
     tiny_tokenizer().save_pretrained(run / "tokenizer")
+    # A tokenizer's folder may hold the configuration of the model that it came with: it must not become the export's
+    (run / "tokenizer" / "config.json").write_text('{"model_type": "bert", "hidden_size": 999}')
 
 
 @pytest.fixture

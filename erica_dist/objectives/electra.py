@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from erica_dist.stream.micro_batches import ElectraMicroBatch
 
-AUC_BINS = 256
+AUC_BINS, AUC_RANGE = 4096, 16.0  # bins of the logit from -16 to 16, fine enough to rank a young discriminator
 BLOCK = 256  # of the vocabulary, when replacements are drawn
 
 
@@ -74,12 +74,12 @@ def detection_loss_sum(logits_T: Tensor, replaced_T: Tensor) -> Tensor:
 def detection_counts(logits_T: Tensor, replaced_T: Tensor) -> Tensor:
     """What the scores need, as sums that add over micro-batches and ranks: float64 [3 + 2 x AUC_BINS].
 
-    True positives, predicted positives, right decisions; then histograms of the probability of "replaced", for replaced
-    tokens and for originals.
+    True positives, predicted positives, right decisions; then histograms of the logit, for replaced tokens and
+    for originals.
     """
-    probability_T = logits_T.detach().float().sigmoid()
-    predicted_T = probability_T > 0.5
-    bins_T = (probability_T * AUC_BINS).long().clamp(max=AUC_BINS - 1)
+    wide_T = logits_T.detach().float()
+    predicted_T = wide_T > 0
+    bins_T = ((wide_T / AUC_RANGE + 1) * (AUC_BINS / 2)).long().clamp(0, AUC_BINS - 1)
     histogram = [torch.bincount(bins_T[mask], minlength=AUC_BINS) for mask in (replaced_T, ~replaced_T)]
     head = torch.stack([(predicted_T & replaced_T).sum(), predicted_T.sum(), (predicted_T == replaced_T).sum()])
     return torch.cat([head, *histogram]).double()

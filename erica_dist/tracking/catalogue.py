@@ -72,7 +72,8 @@ _KNOWN = [
 _BY_KEY = {metric.key: metric for metric in _KNOWN}
 _ORDER = {metric.key: place for place, metric in enumerate(_KNOWN)}
 # sizes of a step or of the held-out set, which are no result in themselves
-BOOKKEEPING = frozenset({"documents", "tokens", "epoch", "heldout/queries", "heldout/anchors"})
+_SIZES = {"documents", "tokens", "epoch", "seed", "heldout/seed", "heldout/best_step"}
+BOOKKEEPING = frozenset(_SIZES | {"heldout/queries", "heldout/anchors"})
 
 
 def describe(key: str) -> Metric:

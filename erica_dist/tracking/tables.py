@@ -14,7 +14,7 @@ from erica_dist.tracking.comparison import LAST_STEPS, RunSummary, date, duratio
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-KIND_NAMES = {"erica": "ERICA", "electra": "ELECTRA", "": "Other runs"}
+KIND_NAMES = {"erica": "ERICA", "electra": "ELECTRA", "finetune": "Fine-tuning", "": "Other runs"}
 _RUNS_A_TABLE = 5  # columns that a terminal has room for
 _NOT_COMPARED = ("run.", "tracking.")
 _COMPARED_TAGS = ("git_commit", "git_dirty", "cpu", "gpus")
