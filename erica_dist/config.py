@@ -30,7 +30,13 @@ Schedule = Literal["linear", "constant", "cosine"]
 @dataclass
 class ModelConfig:
     init: str = ""  # Hugging Face folder to start from; empty: from scratch with `size`
-    size: str = "base"  # tiny, mini, small, base, large: used when `init` is empty
+    size: str = "base"  # tiny, mini (ERICA), small, base, large: used when `init` is empty
+    # each 0: as `size` says
+    layers: int = 0
+    hidden_size: int = 0
+    heads: int = 0
+    feed_forward: int = 0
+    embedding_size: int = 0  # ELECTRA only
     dropout: float = 0.1  # of hidden states and attention; overrides the folder's
     max_length: int = 512  # longest sequence in word pieces, special tokens included
 

@@ -67,7 +67,7 @@ def commands(sample: Path, out: Path) -> list[Command]:
     # The sample is small: shorter documents than a real corpus has, and small units so that both cores stay busy
     passages = ["filters.min_tokens=64", "pages_per_task=50"]
     # Shorter sequences keep a step at a few seconds on two cores; what the window cuts off is counted
-    window = ["max_length=256", "validation_share=0.1"]
+    window = ["max_length=192", "validation_share=0.1"]
     tokenize = [*erica_dist, "tokenize", "--corpus", f"{out}/corpus", *encoder]
     stages: list[Command] = [
         ("sample", [*erica_dist, "sample", str(sample)]),

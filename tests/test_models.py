@@ -144,6 +144,22 @@ def test_a_vocabulary_or_a_position_table_that_is_too_small_is_refused(tmp_path)
         build_encoder(ModelConfig(init=str(tmp_path), max_length=33), TOKENIZER, seed=0)
 
 
+def test_each_number_of_a_size_can_be_set() -> None:
+    settings = ModelConfig(size="tiny", layers=1, hidden_size=48, heads=3, feed_forward=50)
+    config = build_encoder(settings, TOKENIZER, seed=0).config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size) == (
+        1,
+        48,
+        3,
+        50,
+    )
+    pair = build_electra(ModelConfig(size="tiny", embedding_size=24), ElectraConfig(), TOKENIZER, seed=0)
+    assert pair.discriminator.config.embedding_size == 24
+    assert pair.discriminator.config.hidden_size == 128
+    with pytest.raises(UserError, match="hidden size of 50 does not divide into 2 heads"):
+        build_encoder(ModelConfig(size="tiny", hidden_size=50), TOKENIZER, seed=0)
+
+
 def electra(**switches) -> tuple:
     pair = build_electra(ModelConfig(size="tiny", dropout=0.0), ElectraConfig(**switches), TOKENIZER, seed=2)
     return pair.generator, pair.discriminator

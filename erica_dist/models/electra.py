@@ -24,7 +24,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 from erica_dist.config import ElectraConfig, ModelConfig
 from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
-from erica_dist.models.encoder import hidden_states, mlm_logits
+from erica_dist.models.encoder import hidden_states, mlm_logits, model_size
 from erica_dist.stream.micro_batches import Packed
 
 # layers, hidden, heads, feed-forward, embedding
@@ -87,9 +87,7 @@ def build_electra(model: ModelConfig, settings: ElectraConfig, tokenizer: dict[s
 
 
 def _discriminator_config(model: ModelConfig, tokenizer: dict[str, Any]) -> ElectraModelConfig:
-    if model.size not in SIZES:
-        raise UserError(f"model.size={model.size!r} is not one of {', '.join(SIZES)}")
-    layers, hidden, heads, feed_forward, embedding = SIZES[model.size]
+    layers, hidden, heads, feed_forward, embedding = model_size(model, SIZES)
     config = ElectraModelConfig(
         vocab_size=tokenizer["vocab_size"],
         num_hidden_layers=layers,

@@ -8,6 +8,7 @@ Legend: T packed tokens, K masked positions, D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,7 @@ def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrain
                 f"{tokenizer['vocab_size']}: tokenise the corpus again with this model's tokenizer"
             )
     else:
-        if settings.size not in SIZES:
-            raise UserError(f"model.size={settings.size!r} is not one of {', '.join(SIZES)}")
-        layers, hidden, heads, feed_forward = SIZES[settings.size]
+        layers, hidden, heads, feed_forward = model_size(settings, SIZES)
         config = BertConfig(
             vocab_size=tokenizer["vocab_size"],
             num_hidden_layers=layers,
@@ -98,6 +97,22 @@ def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrain
     config.tie_word_embeddings = True
     config._attn_implementation = PACKED
     return config
+
+
+def model_size(settings: ModelConfig, sizes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The numbers of `model.size`, each replaced by its own setting where that is not 0.
+
+    Raises:
+        UserError: no such size, or a hidden size that does not divide into its heads.
+    """
+    if settings.size not in sizes:
+        raise UserError(f"model.size={settings.size!r} is not one of {', '.join(sizes)}")
+    named = sizes[settings.size]
+    own = (settings.layers, settings.hidden_size, settings.heads, settings.feed_forward, settings.embedding_size)
+    numbers = tuple(mine or usual for mine, usual in zip(own, named, strict=False))
+    if numbers[1] % numbers[2]:
+        raise UserError(f"a hidden size of {numbers[1]} does not divide into {numbers[2]} heads: set model.heads")
+    return numbers
 
 
 def position_offset(config: PreTrainedConfig) -> int:
