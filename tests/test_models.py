@@ -156,8 +156,8 @@ def test_each_number_of_a_size_can_be_set() -> None:
     pair = build_electra(ModelConfig(size="tiny", embedding_size=24), ElectraConfig(), TOKENIZER, seed=0)
     assert pair.discriminator.config.embedding_size == 24
     assert pair.discriminator.config.hidden_size == 128
-    with pytest.raises(UserError, match="hidden size of 50 does not divide into 2 heads"):
-        build_encoder(ModelConfig(size="tiny", hidden_size=50), TOKENIZER, seed=0)
+    with pytest.raises(UserError, match="hidden size of 51 does not divide into 2 heads"):
+        build_encoder(ModelConfig(size="tiny", hidden_size=51), TOKENIZER, seed=0)
 
 
 def electra(**switches) -> tuple:
