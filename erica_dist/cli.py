@@ -7,12 +7,12 @@ shorthands for the settings that nearly everyone gives.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from erica_dist.errors import UserError
+from erica_dist.offline import stay_offline
 
 
 def _job(job_type: type, args: argparse.Namespace, flags: Sequence[str]) -> Any:
@@ -160,11 +160,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Nothing here asks a model hub, and no library phones home.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("DO_NOT_TRACK", "true")
+    stay_offline()
     args = _parser().parse_args(argv)
     try:
         args.function(args)

@@ -192,7 +192,14 @@ def _scores(out: Path) -> Table:
 
 
 def _times(seconds: dict[str, float]) -> Table:
-    table = Table("stage", "seconds", title="Wall time", caption="what already stood is quick", caption_justify="left", title_justify="left")
+    table = Table(
+        "stage",
+        "seconds",
+        title="Wall time",
+        caption="what already stood is quick",
+        caption_justify="left",
+        title_justify="left",
+    )
     for name, value in seconds.items():
         table.add_row(name, f"{value:.1f}")
     table.add_row("[bold]together", f"[bold]{sum(seconds.values()):.1f}")

@@ -7,10 +7,7 @@ starts over, and one that is complete is not computed again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,9 +18,11 @@ from erica_dist.config import FinetuneJob
 from erica_dist.errors import UserError
 from erica_dist.evaluation import results, scores
 from erica_dist.evaluation.results import SeedResult
+from erica_dist.offline import stay_offline
 from erica_dist.shards.tarfiles import write_atomically
 from erica_dist.tracking.journal import EVALUATION, EVENTS, METRICS, Journal
 from erica_dist.training.cluster import ClusterInfo, map_environment
+from erica_dist.training.job import complain, launcher_words
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
 
 if TYPE_CHECKING:
@@ -37,22 +36,12 @@ def main(argv: list[str]) -> int:
 
     0: done. 85: stopped by a signal, start again. 2: the user can put it right. 1: anything else.
     """
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ.setdefault(name, "1")
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        os.environ.setdefault(name, "true")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cluster = map_environment()
-    parser = argparse.ArgumentParser(prog="launchers/finetune.py", description="Fine-tune and score an encoder.")
-    parser.add_argument("--config", metavar="FILE.yaml", help="settings; `erica-dist config finetune` prints all")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the DeepSpeed launcher adds it
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings laid over the file")
-    args = parser.parse_intermixed_args(argv)
+    stay_offline()
+    path, overrides = launcher_words("finetune", argv)
     try:
-        return _finetune(config.load(FinetuneJob, args.config, args.overrides), cluster)
+        return _finetune(config.load(FinetuneJob, path, overrides), map_environment())
     except UserError as error:
-        if cluster.rank == 0:
-            print(f"launchers/finetune.py: error: {error}", file=sys.stderr, flush=True)
+        complain("finetune", error)
         return 2
 
 

@@ -17,14 +17,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from erica_dist.config import TrackingConfig
 from erica_dist.errors import UserError
+from erica_dist.offline import stay_offline
 from erica_dist.tracking.owner import Owner
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "GIT_PYTHON_REFRESH": "quiet",
@@ -35,6 +34,7 @@ _SQLITE = "sqlite:///"
 def load_mlflow() -> None:
     """Import MLflow. Done on the training thread before loader workers are forked: a fork in the middle of an import
     would leave the child with a lock that nobody releases."""
+    stay_offline()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401

@@ -6,6 +6,7 @@ training, on all ranks alike.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 from erica_dist import config
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
+from erica_dist.offline import stay_offline
 from erica_dist.shards.reader import ShardFolder
 from erica_dist.training import checkpoint
 from erica_dist.training.cluster import ClusterInfo, map_environment
@@ -28,34 +30,34 @@ def main(kind: str, argv: list[str]) -> int:
 
     0: done. 85: stopped by a signal after saving, start again to go on. 2: the user can put it right. 1: anything else.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cluster = map_environment()
+    stay_offline()
+    path, overrides = launcher_words(kind, argv)
     try:
-        path, overrides = _words(argv)
+        cluster = map_environment()
         job = config.load(EricaJob, path, overrides) if kind == "erica" else config.load(ElectraJob, path, overrides)
         return _train(kind, job, cluster)
     except UserError as error:
-        if cluster.rank == 0:
-            print(f"launchers/{kind}.py: error: {error}", file=sys.stderr, flush=True)
+        complain(kind, error)
         return 2
 
 
-def _words(argv: list[str]) -> tuple[str | None, list[str]]:
-    path, overrides, words = None, [], iter(argv)
-    for word in words:
-        if word == "--config":
-            path = next(words, None)
-            if path is None:
-                raise UserError("--config needs a file")
-        elif word.startswith("--config="):
-            path = word.partition("=")[2]
-        elif not word.startswith("--local_rank"):  # the DeepSpeed launcher adds it; LOCAL_RANK says the same
-            overrides.append(word)
-    return path, overrides
+def launcher_words(launcher: str, argv: list[str]) -> tuple[str | None, list[str]]:
+    """(the file of --config, the overrides) of a launcher's command line."""
+    about = f"All settings: `erica-dist config {launcher}`."
+    parser = argparse.ArgumentParser(prog=f"launchers/{launcher}.py", description=about)
+    parser.add_argument("--config", metavar="FILE.yaml", help="settings laid over the defaults")
+    parser.add_argument(
+        "--local_rank", help=argparse.SUPPRESS
+    )  # the DeepSpeed launcher adds it; LOCAL_RANK says it too
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings laid over the file")
+    words = parser.parse_intermixed_args(argv)
+    return words.config, words.overrides
+
+
+def complain(launcher: str, error: UserError) -> None:
+    """One error for the whole job: the first rank's."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"launchers/{launcher}.py: error: {error}", file=sys.stderr, flush=True)
 
 
 def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
