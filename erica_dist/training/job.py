@@ -46,9 +46,7 @@ def launcher_words(launcher: str, argv: list[str]) -> tuple[str | None, list[str
     about = f"All settings: `erica-dist config {launcher}`."
     parser = argparse.ArgumentParser(prog=f"launchers/{launcher}.py", description=about)
     parser.add_argument("--config", metavar="FILE.yaml", help="settings laid over the defaults")
-    parser.add_argument(
-        "--local_rank", help=argparse.SUPPRESS
-    )  # the DeepSpeed launcher adds it; LOCAL_RANK says it too
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the DeepSpeed launcher adds it
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings laid over the file")
     words = parser.parse_intermixed_args(argv)
     return words.config, words.overrides
