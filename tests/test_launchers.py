@@ -111,8 +111,9 @@ def test_stopped_and_started_again_the_run_is_the_unbroken_one(
     assert {**scores[0], "time": 0} == {**scores[1], "time": 0}
 
     # What can be known from the checkpoint is known before anything costly begins (no process group is joined here)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
     assert main("erica", [*SETTINGS, *words, f"run.dir={broken}"]) == 0
     assert "already at step 30 of 30, nothing to do" in capsys.readouterr().out
     for change, text in (("train.seed=7", "train.seed 42 there and 7 here"), ("train.resume=false", "train.resume is")):
