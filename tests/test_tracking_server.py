@@ -36,7 +36,8 @@ def server(address: str, store_uri: str, tmp_path: Path) -> Iterator[subprocess.
             command,
             stdout=log,
             stderr=log,
-            env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            # the runner of jobs would leave a folder in /dev/shm, and nothing here runs jobs
+            env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             cwd=tmp_path,
             start_new_session=True,
         )
