@@ -34,7 +34,7 @@ def cached_gradients(
         (this rank's share of the loss sum, unscaled; the gradient [P, D] of the scaled loss for each micro-batch)
     """
     own = torch.cat(pairs).detach().requires_grad_()
-    own_labels = PairLabels.from_table(torch.cat(_equally_wide([label.table() for label in labels])))
+    own_labels = PairLabels.union([label.table() for label in labels])
     gathered_ND = gather_rows(own, row_counts(len(own), own.device))
     loss_sum = relation_loss_sum(own, own_labels, gathered_ND, pool, temperature)
     (gradient,) = torch.autograd.grad(loss_sum * scale, own)
@@ -44,8 +44,3 @@ def cached_gradients(
 def backward_term(pairs_PD: Tensor, gradient_PD: Tensor) -> Tensor:
     """Step 3: the scalar whose gradient with respect to the weights is the cached loss's."""
     return (pairs_PD.float() * gradient_PD).sum()
-
-
-def _equally_wide(tables: list[Tensor]) -> list[Tensor]:
-    width = max(table.shape[1] for table in tables)
-    return [torch.nn.functional.pad(table, (0, width - table.shape[1]), value=-1) for table in tables]

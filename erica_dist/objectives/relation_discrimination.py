@@ -52,6 +52,13 @@ class PairLabels:
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 4:])
 
     @classmethod
+    def union(cls, tables: list[Tensor]) -> PairLabels:
+        """The rows of several tables one after the other; narrower ones get more padding."""
+        width = max(table.shape[1] for table in tables)
+        wide = [functional.pad(table, (0, width - table.shape[1]), value=-1) for table in tables]
+        return cls.from_table(torch.cat(wide))
+
+    @classmethod
     def of(cls, batch: EricaMicroBatch) -> PairLabels:
         return cls(
             batch.pair_document_P,

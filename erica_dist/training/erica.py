@@ -76,15 +76,9 @@ def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:
     if erica.negatives == "local":
         return labels
     if erica.negatives == "gather":
-        return [_union(gather_tables(label.table())) for label in labels]
-    own = _union([label.table() for label in labels])
-    return [_union(gather_tables(own.table()))] * len(labels)
-
-
-def _union(tables: list[Tensor]) -> PairLabels:
-    width = max(table.shape[1] for table in tables)
-    wide = [torch.nn.functional.pad(table, (0, width - table.shape[1]), value=-1) for table in tables]
-    return PairLabels.from_table(torch.cat(wide))
+        return [PairLabels.union(gather_tables(label.table())) for label in labels]
+    own = PairLabels.union([label.table() for label in labels])
+    return [PairLabels.union(gather_tables(own.table()))] * len(labels)
 
 
 def _counts(batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels]) -> Tensor:
@@ -157,10 +151,12 @@ def evaluate(
         rows.append(pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P))
         tables.append(PairLabels.of(batch).table())
     engine.train()
-    width = 2 * engine.module.model.config.hidden_size
-    own_ND = torch.cat(rows) if rows else torch.zeros(0, width, device=device())
-    own = _union(tables) if tables else PairLabels.from_table(torch.zeros(0, 5, dtype=torch.int64, device=device()))
-    pool = _union(gather_tables(own.table()))
+    # A rank without held-out documents has no rows, of the right shape
+    no_rows = torch.zeros(0, 2 * engine.module.model.config.hidden_size, device=device())
+    no_table = torch.zeros(0, 5, dtype=torch.int64, device=device())
+    own_ND = torch.cat([no_rows, *rows])
+    own = PairLabels.union([no_table, *tables])
+    pool = PairLabels.union(gather_tables(own.table()))
     pool_ND = gather_rows(own_ND, row_counts(len(own_ND), own_ND.device))
     score, anchors = mean_average_precision(pool_ND, pool)
     ed, right, queries, mlm, masked = sum_over_ranks(sums.to(device())).tolist()
