@@ -7,3 +7,7 @@ traceback. The text names the file (or setting), the place in it, and the remedy
 
 class UserError(Exception):
     """Something outside this program is wrong and the text says what to do about it."""
+
+
+class DamagedInputError(UserError):
+    """An input file that is cut off or damaged; what came before the place can be used (`allow_incomplete`)."""
