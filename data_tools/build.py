@@ -1,10 +1,10 @@
 """`erica-dist build-corpus`: pages and a knowledge base -> a corpus folder.
 
-    check everything --> plan units --> build units on Ray (those not done yet) --> assemble shards --> manifest
+    check everything --> scan the inputs --> build units (those not done yet) --> assemble shards --> manifest
 
-The results of units lie in OUT/.build until the manifest is written. A build that was stopped goes on with the units
-that are left: a unit is recognised by the fingerprint of its range of input, of that input's content, and of all that
-the steps depend on. What comes out does not depend on the number of workers, nor on what failed on the way.
+Scan and units run on Ray; their results lie in OUT/.build until the manifest is written. A build that was stopped goes
+on with what is left: a unit is recognised by the fingerprint of its range of input, of that input's content, and of all
+that the steps depend on. What comes out does not depend on the number of workers, nor on what failed on the way.
 """
 
 from __future__ import annotations
@@ -26,22 +26,30 @@ from data_tools.progress import StepProgress
 from data_tools.ray_jobs import local_or_remote, run_units
 from data_tools.report import counts_table, seconds_text
 from data_tools.steps import STEPS_VERSION, Counts, UnitTask, build_unit, load_tools, read_index
-from data_tools.wikipedia.reader import Unit, plan_ranges, source_kind
+from data_tools.wikipedia.ranges import Range, plan
+from data_tools.wikipedia.reader import Unit
+from data_tools.wikipedia.sources import describe, sources
+from data_tools.wikipedia.survey import scan_ranges, survey
 from erica_dist.config import CorpusJob
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import CORPUS, VERSION, fingerprint, shards_fingerprint, write_manifest
 from erica_dist.shards.tarfiles import sha256_file, write_atomically
 from erica_dist.shards.tokenizers import tokenizer_fingerprint
 
-UNPACKED = {".bz2": 5.0, ".gz": 3.0}  # roughly how many times larger the text is
+UNPACKED = {".bz2": 5.0, ".gz": 3.0, ".xz": 5.0}  # roughly how many times larger the text is
 NEEDED = 2.5  # bytes on the disk for a byte of text: results of units and shards stand side by side
 LISTED_FAILURES = 5
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a build depends on, checked and identified. `request`: fingerprint of all of it."""
+    """What a build depends on, checked and identified. `request`: fingerprint of all of it.
 
+    parts: ranges to read; contents: sha256 of each file by its path.
+    """
+
+    parts: list[Range]
+    contents: dict[str, str]
     files: list[dict[str, Any]]
     settings: dict[str, Any]
     kb: str
@@ -66,8 +74,8 @@ def build_corpus(job: CorpusJob) -> dict[str, Any]:
         if (manifest := standing(out, inputs.request)) is not None:
             print(f"build-corpus: {out} is already built with these settings, nothing to do", flush=True)
             return manifest
-        names = _build_units(job, inputs, work)
-        manifest = _assemble(job, inputs, out, names)
+        names, incomplete = _build_units(job, inputs, work)
+        manifest = _assemble(job, inputs, out, names) | {"incomplete": incomplete}
         write_manifest(out, manifest)
         shutil.rmtree(work, ignore_errors=True)
     counts_table("build-corpus", manifest["counts"])
@@ -104,19 +112,17 @@ def check(job: CorpusJob) -> Inputs:
             raise UserError(f"{key}={value} leaves no document; it must be at least {least}")
     if len(set(job.inputs)) < len(job.inputs):
         raise UserError(f"an input is given twice: {', '.join(job.inputs)}")
-    for path in job.inputs:
-        source_kind(path)
-    text = sum(Path(path).stat().st_size * UNPACKED.get(Path(path).suffix, 1.0) for path in job.inputs)
+    found = sources(job.inputs)
+    paths = [Path(source.path) for source in found]
+    text = sum(path.stat().st_size * UNPACKED.get(path.suffix, 1.0) for path in paths)
     check_folder(Path(job.out), NEEDED * text)
     tools = load_tools(job)
-    files = [
-        {"path": Path(path).name, "bytes": Path(path).stat().st_size, "sha256": sha256_file(path)}
-        for path in job.inputs
-    ]
+    parts = plan(found, allow_incomplete=job.allow_incomplete)
+    files, contents = describe(job.inputs, found)
     settings = {
         key: value
         for key, value in dataclasses.asdict(job).items()
-        if key not in ("inputs", "kb", "tokenizer", "out", "ray", "leakage")
+        if key not in ("inputs", "kb", "tokenizer", "out", "ray", "leakage", "allow_incomplete")
     }
     settings["leakage"] = {
         key: sha256_file(path) if path else "" for key, path in dataclasses.asdict(job.leakage).items()
@@ -129,58 +135,61 @@ def check(job: CorpusJob) -> Inputs:
     of_units = {key: value for key, value in settings.items() if key not in ("seed", "documents_per_shard")}
     tools_fingerprint = fingerprint([STEPS_VERSION, erica_dist.__version__, of_units, kb, tokenizer, ner])
     request = fingerprint([tools_fingerprint, settings, files])
-    return Inputs(files, settings, kb, tokenizer, ner, relation_names, tools_fingerprint, request)
+    return Inputs(parts, contents, files, settings, kb, tokenizer, ner, relation_names, tools_fingerprint, request)
 
 
 # ------------------------------------------------------------------------------------------------ units
 
 
-def _build_units(job: CorpusJob, inputs: Inputs, work: Path) -> list[str]:
-    """Build the units that are not done; gives the names of all their results in the order of the input."""
-    folder = work / "units"
+def _build_units(job: CorpusJob, inputs: Inputs, work: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Build the units that are not done; gives the names of all their results in the order of the input, and what of
+    the input could not be read."""
+    scans, folder = work / "scan", work / "units"
+    scans.mkdir(exist_ok=True)
     folder.mkdir(exist_ok=True)
-    print(f"build-corpus: reading {', '.join(file['path'] for file in inputs.files)}", flush=True)
     redirects = (work / "redirects.marisa").absolute()
-    units = plan_ranges(job.inputs, job.pages_per_task, redirects)
-    names = _names(units, job, inputs, sha256_file(redirects))
-    pages = sum(unit.count for unit in units)
-    todo = [
-        UnitTask(unit, job, inputs.tools, name, str(folder.absolute()))
-        for unit, name in zip(units, names, strict=True)
-        if read_index(folder, name) is None
-    ]
-    if stale := remove_stale(folder, set(names)):
-        print(f"build-corpus: {stale} units of other settings, inputs or code were stale and are removed", flush=True)
-    if len(todo) < len(units):
-        print(f"build-corpus: {len(units) - len(todo)} of {len(units)} units were done before", flush=True)
-    print(f"build-corpus: {pages:,} pages in {len(units)} units, {len(todo)} to build", flush=True)
-    if todo:
-        _run(job, todo, work)
-    return names
+    print(f"build-corpus: reading {', '.join(file['path'] for file in inputs.files)}", flush=True)
+    with local_or_remote(job.ray) as slots:
+        scanned = scan_ranges("build-corpus", inputs.parts, inputs.contents, scans, slots, job.ray.retries)
+        remove_stale(scans, set(scanned))
+        found = survey(inputs.parts, scanned, scans, job.pages_per_task, redirects, job.allow_incomplete)
+        names = _names(found.units, inputs, sha256_file(redirects))
+        todo = [
+            UnitTask(unit, job, inputs.tools, name, str(folder.absolute()))
+            for unit, name in zip(found.units, names, strict=True)
+            if read_index(folder, name) is None
+        ]
+        if stale := remove_stale(folder, set(names)):
+            print(
+                f"build-corpus: {stale} units of other settings, inputs or code were stale and are removed", flush=True
+            )
+        if len(todo) < len(names):
+            print(f"build-corpus: {len(names) - len(todo)} of {len(names)} units were done before", flush=True)
+        print(f"build-corpus: {found.pages:,} pages in {len(names)} units, {len(todo)} to build", flush=True)
+        if todo:
+            _run(job, todo, work, slots)
+    return names, found.incomplete
 
 
-def _names(units: Sequence[Unit], job: CorpusJob, inputs: Inputs, redirects: str) -> list[str]:
-    content = {path: file["sha256"] for path, file in zip(job.inputs, inputs.files, strict=True)}
+def _names(units: Sequence[Unit], inputs: Inputs, redirects: str) -> list[str]:
     return [
         fingerprint(
             [
                 inputs.tools,
-                content[unit.path],
+                inputs.contents[unit.path],
                 redirects,
-                [unit.kind, unit.first_page, unit.count, unit.offset, unit.skip, unit.repeated],
+                [unit.kind, unit.first_page, unit.count, unit.start, unit.skip, unit.first_line],
+                [unit.repeated, unit.namespaces],
             ]
         )
         for unit in units
     ]
 
 
-def _run(job: CorpusJob, todo: Sequence[UnitTask], work: Path) -> None:
+def _run(job: CorpusJob, todo: Sequence[UnitTask], work: Path, slots: int) -> None:
     failures: list[dict[str, Any]] = []
     documents = words = dropped = 0
-    with (
-        local_or_remote(job.ray) as slots,
-        StepProgress("build-corpus: units", len(todo)) as progress,
-    ):
+    with StepProgress("build-corpus: units", len(todo)) as progress:
         for finished in run_units(build_unit, todo, slots, job.ray.retries):
             unit = finished.task.unit
             if finished.error:

@@ -45,7 +45,10 @@ def check_folder(out: Path, needed_bytes: float) -> None:
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[Path]:
-    """Make `out` and its work folder (given) and keep other writers away; the lock ends with the process."""
+    """Make `out` and its work folder (given) and keep other writers away; the lock ends with the process.
+
+    Folders that hold nothing at the end go again: a refused command leaves no trace.
+    """
     work = out / WORK
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,18 @@ def locked(out: Path) -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process is writing {out}; wait for it or give another --out") from None
-        yield work
+        try:
+            yield work
+        finally:
+            _remove_if_empty(out, work)
+
+
+def _remove_if_empty(out: Path, work: Path) -> None:
+    if any(path.is_file() and path != work / "lock" for path in work.rglob("*")):
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        out.rmdir()
 
 
 def standing(out: Path, request: str) -> dict[str, Any] | None:

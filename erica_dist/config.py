@@ -248,19 +248,29 @@ class LeakageConfig:
 
 @dataclass
 class CorpusJob:
-    inputs: list[str] = field(default_factory=list)  # *.xml, *.xml.bz2 MediaWiki dumps; *.jsonl(.gz) with title, text
+    # MediaWiki dumps (*.xml, *.xml.bz2), WikiExtractor's files or folders, *.jsonl(.gz) with title and text
+    inputs: list[str] = field(default_factory=list)
     kb: str = ""  # folder of `erica-dist build-kb`
     tokenizer: str = ""  # Hugging Face folder whose word pieces the filters count
     out: str = ""
     unit: Literal["section", "paragraph"] = "section"  # section: paragraphs of one section merged up to max_tokens
     documents_per_shard: int = 1000
     pages_per_task: int = 200
+    allow_incomplete: bool = False  # go on with what could be read of damaged or cut-off inputs
     seed: int = 42
     filters: FilterConfig = field(default_factory=FilterConfig)
     ner: NerConfig = field(default_factory=NerConfig)
     linking: LinkingConfig = field(default_factory=LinkingConfig)
     labelling: LabellingConfig = field(default_factory=LabellingConfig)
     leakage: LeakageConfig = field(default_factory=LeakageConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+
+@dataclass
+class LinkCountsJob:
+    inputs: list[str] = field(default_factory=list)  # as CorpusJob.inputs
+    out: str = ""
+    allow_incomplete: bool = False  # go on with what could be read of damaged or cut-off inputs
     ray: RayConfig = field(default_factory=RayConfig)
 
 

@@ -14,7 +14,8 @@ from data_tools.assembly import Place, gather, spread
 from data_tools.build import build_corpus
 from data_tools.ner import load_recogniser
 from data_tools.steps import documents_of, load_tools
-from data_tools.wikipedia.reader import plan_ranges, read_unit
+from data_tools.wikipedia.reader import read_unit
+from data_tools.wikipedia.survey import plan_ranges
 from erica_dist.config import CorpusJob, FilterConfig, LabellingConfig, LeakageConfig, NerConfig
 from erica_dist.errors import UserError
 from erica_dist.shards.documents import read_documents

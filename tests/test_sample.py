@@ -18,7 +18,8 @@ from data_tools.sample import COUNTRYINFO, DUMP, ENCODER, GEONAMES, SOURCES, SUM
 from data_tools.sample_facts import add_summaries, is_settlement
 from data_tools.sample_kb import INVERSE, RELATIONS, Geography, Tables, add_geography
 from data_tools.wikidata.builder import build_kb
-from data_tools.wikipedia.reader import plan_ranges, read_unit
+from data_tools.wikipedia.reader import read_unit
+from data_tools.wikipedia.survey import plan_ranges
 from erica_dist.config import KnowledgeBaseJob
 from erica_dist.errors import UserError
 from tests.test_wikipedia_dump import HEAD, TAIL, page

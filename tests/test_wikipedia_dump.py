@@ -1,15 +1,18 @@
-"""The dump reader: real XML, all streams of a bz2, restarts, and refusals that name file and byte."""
+"""The dump reader: real XML, all streams of a bz2, ranges, restarts, and refusals that name file and byte."""
 
 from __future__ import annotations
 
 import bz2
+import gzip
+import itertools
+import lzma
 from pathlib import Path
 
 import pytest
 
-from data_tools.wikipedia import dump
-from data_tools.wikipedia.dump import RawPage, Restart, namespaces, read_pages, read_range, scan
-from erica_dist.errors import UserError
+from data_tools.wikipedia import pieces
+from data_tools.wikipedia.dump import RawPage, namespaces, read_pages, read_range
+from erica_dist.errors import DamagedInputError, UserError
 from tests.shared_files import SHARED
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" xml:lang="en">
@@ -71,7 +74,18 @@ def write_split(path: Path) -> Path:
     return path
 
 
-WRITERS = [write_plain, write_single, write_multistream, write_split]
+def write_gz(path: Path) -> Path:
+    path.write_bytes(gzip.compress((HEAD + "".join(PAGES) + TAIL).encode()))
+    return path
+
+
+def write_xz(path: Path) -> Path:
+    path.write_bytes(lzma.compress((HEAD + "".join(PAGES) + TAIL).encode()))
+    return path
+
+
+WRITERS = [write_plain, write_single, write_multistream, write_split, write_gz, write_xz]
+SPLITTABLE = [write_plain, write_single, write_multistream, write_split]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -84,33 +98,69 @@ def test_all_pages_are_read_in_order(tmp_path: Path, write) -> None:
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 20])
 @pytest.mark.parametrize("write", WRITERS)
 def test_reading_restarts_at_any_page(tmp_path: Path, write, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "_CHUNK", chunk)
+    monkeypatch.setattr(pieces, "CHUNK", chunk)
     path = write(tmp_path / "dump")
-    places = [restart for _, restart in scan(path)]
-    for first in range(len(EXPECTED)):
-        for count in range(len(EXPECTED) - first + 1):
-            assert list(read_range(path, places[first], count)) == EXPECTED[first : first + count]
+    places = [place for _, place in read_range(path)]
+    assert places == sorted(places)
+    for number, place in enumerate(places):
+        skip = number - places.index(place)
+        assert [page for page, _ in read_range(path, place)][skip:] == EXPECTED[number:]
 
 
-def test_restarts_of_a_multistream_are_its_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [*range(1, 40), 97, 150, 1000])
+@pytest.mark.parametrize("write", SPLITTABLE)
+def test_ranges_share_the_pages_out(tmp_path: Path, write, step: int) -> None:
+    """Each page once and in order, wherever the file is cut: within tags and texts, within blocks and streams."""
+    path = write(tmp_path / "dump")
+    size = path.stat().st_size
+    found = []
+    for start in range(0, size, step):
+        stop = start + step if start + step < size else None
+        part = list(read_range(path, start, stop))
+        assert all(start <= place and (stop is None or place < stop) for _, place in part)
+        found += [page for page, _ in part]
+    assert found == EXPECTED
+
+
+def test_a_tag_that_straddles_two_blocks_belongs_to_the_first(tmp_path: Path) -> None:
+    data = (HEAD + "".join(PAGES) + TAIL).encode()
+    tag = data.index(b"<page>", data.index(b"<page>") + 1)
+    for cut in range(tag, tag + 7):
+        path = tmp_path / f"{cut}.xml.bz2"
+        path.write_bytes(bz2.compress(data[:cut]) + bz2.compress(data[cut:]))
+        border = len(bz2.compress(data[:cut])) + 1
+        first = [page for page, _ in read_range(path, 0, border)]
+        second = [page for page, _ in read_range(path, border)]
+        assert first + second == EXPECTED
+        assert len(first) == (1 if cut == tag else 2)
+
+
+def test_places_of_a_multistream_are_its_streams(tmp_path: Path) -> None:
     path = write_multistream(tmp_path / "dump.xml.bz2")
-    places = [restart for _, restart in scan(path)]
-    assert [place.skip for place in places] == [0, 1, 0, 1, 0, 1]
-    assert len({place.offset for place in places}) == 3
-    data = path.read_bytes()
-    assert all(data[place.offset :].startswith(b"BZh") for place in places)
+    places = [place for _, place in read_range(path)]
+    assert [len(list(group)) for _, group in itertools.groupby(places)] == [2, 2, 2]
+    # the first block begins after the four bytes of its stream's head
+    assert all(path.read_bytes()[place - 4 :].startswith(b"BZh") for place in places)
 
 
-def test_a_plain_dump_restarts_at_the_page_itself(tmp_path: Path) -> None:
+def test_the_place_in_a_plain_dump_is_the_page_itself(tmp_path: Path) -> None:
     path = write_plain(tmp_path / "dump.xml")
     data = path.read_bytes()
-    for (raw, restart), text in zip(scan(path), PAGES, strict=True):
-        assert restart.skip == 0
-        assert data[restart.offset :].startswith(text.strip().encode()[:30]), raw.title
+    for (raw, place), text in zip(read_range(path), PAGES, strict=True):
+        assert data[place:].startswith(text.strip().encode()[:30]), raw.title
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as error:
+def test_old_exports_name_namespaces_by_prefix_in_every_range(tmp_path: Path) -> None:
+    old = "".join(PAGES[:3]).replace("<ns>0</ns>", "") + page(9, "Fails:x").replace("<ns>0</ns>", "")
+    path = tmp_path / "old.xml"
+    path.write_text(HEAD + old + TAIL)
+    assert [raw.namespace for raw in read_pages(path)] == [0, 0, 0, 6]
+    last = [place for _, place in read_range(path)][-1]
+    assert [raw.namespace for raw, _ in read_range(path, last, None, namespaces(path))] == [6]
+
+
+def refusal(path: Path, kind: type[UserError] = UserError) -> str:
+    with pytest.raises(kind) as error:
         list(read_pages(path))
     assert str(path) in str(error.value)
     return str(error.value)
@@ -120,13 +170,16 @@ def test_a_truncated_bz2_is_refused_by_byte(tmp_path: Path) -> None:
     path = write_single(tmp_path / "cut.xml.bz2")
     data = path.read_bytes()
     path.write_bytes(data[:-10])
-    assert f"cut off at byte {len(data) - 10}" in refusal(path)
+    assert f"cut off at byte {len(data) - 10}" in refusal(path, DamagedInputError)
 
 
 def test_a_multistream_that_ends_between_streams_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.xml.bz2"
     path.write_bytes(bz2.compress(HEAD.encode()) + bz2.compress(PAGES[0].encode()))
-    assert "ends too early" in refusal(path)
+    assert "ends too early" in refusal(path, DamagedInputError)
+    # the range before the last sees it, too: there is nothing after it that could
+    with pytest.raises(DamagedInputError, match="ends too early"):
+        list(read_range(path, 0, path.stat().st_size - 1))
 
 
 def test_damaged_bz2_and_damaged_xml_are_refused(tmp_path: Path) -> None:
@@ -134,11 +187,15 @@ def test_damaged_bz2_and_damaged_xml_are_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[60] ^= 0xFF
     path.write_bytes(data)
-    assert "damaged bz2" in refusal(path) or "damaged at byte" in refusal(path)
+    assert "damaged bz2 data in the block at byte 4" in refusal(path, DamagedInputError)
     plain = tmp_path / "bad.xml"
     plain.write_text(HEAD + PAGES[0] + "<page></oops>" + TAIL)
     place = len((HEAD + PAGES[0] + "<page>").encode()) + 2
-    assert f"damaged at byte {place}" in refusal(plain)
+    assert f"damaged at byte {place}" in refusal(plain, DamagedInputError)
+    reading = read_pages(plain)
+    assert next(reading) == EXPECTED[0]
+    with pytest.raises(DamagedInputError):
+        next(reading)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +235,18 @@ DUMPS = SHARED / "data" / "dumps"
     ],
 )
 def test_real_dumps_are_read_whole(name: str, pages: int, articles: int) -> None:
-    found = list(scan(DUMPS / f"{name}.xml.bz2"))
+    path = DUMPS / f"{name}.xml.bz2"
+    found = list(read_range(path))
     assert len(found) == pages
     assert sum(raw.namespace == 0 for raw, _ in found) == articles
     middle = pages // 2
-    again = list(read_range(DUMPS / f"{name}.xml.bz2", found[middle][1], 5))
-    assert again == [raw for raw, _ in found[middle : middle + 5]]
-    assert found[0][1] == Restart(found[0][1].offset, 0)
+    places = [place for _, place in found]
+    skip = middle - places.index(places[middle])
+    again = itertools.islice(read_range(path, places[middle]), skip, skip + 5)
+    assert [raw for raw, _ in again] == [raw for raw, _ in found[middle : middle + 5]]
+    size = path.stat().st_size
+    parts = [read_range(path, start, start + 200_000) for start in range(0, size, 200_000)]
+    assert [raw for part in parts for raw, _ in part] == [raw for raw, _ in found]
 
 
 @pytest.mark.skipif(not DUMPS.is_dir(), reason="the real dumps beside the repository are not here")

@@ -8,11 +8,15 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_tools.pages import Page, Paragraph
-from data_tools.wikipedia.reader import plan_ranges, read_source, read_unit, source_kind
-from data_tools.wikipedia.redirects import RedirectMap, follow, write_redirects
+from data_tools.wikipedia.reader import read_unit
+from data_tools.wikipedia.redirects import LOOP, RedirectMap, Redirects, follow
+from data_tools.wikipedia.scan import title_hash
+from data_tools.wikipedia.sources import source_kind
+from data_tools.wikipedia.survey import plan_ranges, read_source
 from erica_dist.errors import UserError
 from tests.shared_files import shared
 from tests.test_wikipedia_dump import HEAD, TAIL, page
@@ -31,21 +35,44 @@ def write_lines(path: Path, entries: list[dict]) -> Path:
     return path
 
 
-def test_redirects_follow_chains_and_loops_lead_nowhere() -> None:
-    redirects = {"A": "B", "B": "C", "X": "Y", "Y": "X", "Z": "X", "S": "S"}
-    assert follow(redirects) == {"A": "C", "B": "C", "X": "", "Y": "", "Z": "", "S": ""}
-    assert follow(dict(reversed(redirects.items()))) == follow(redirects)
+def write_redirects(path: Path, redirects: list[tuple[str, str]], parts: int = 1) -> RedirectMap:
+    gathered = Redirects()
+    for part in range(parts):
+        own = redirects[part::parts] if parts > 1 else redirects
+        titles, targets = [title for title, _ in own], [target for _, target in own]
+        hashes = [np.array([title_hash(text) for text in texts], np.uint64) for texts in (titles, targets)]
+        gathered.add(titles, targets, *hashes)
+    gathered.write(path)
+    return RedirectMap(path)
+
+
+def test_redirects_follow_chains_and_loops_lead_nowhere(tmp_path: Path) -> None:
+    redirects = {"A": "B", "B": "C", "X": "Y", "Y": "X", "Z": "X", "S": "S", "O": "A", "U": "V", "V": "W", "W": "U"}
+    redirects |= {f"Chain {i}": f"Chain {i + 1}" for i in range(100)}
+    ends = {"A": "C", "B": "C", "X": "", "Y": "", "Z": "", "S": "", "O": "C", "U": "", "V": "", "W": "", "C": "C"}
+    ends |= {f"Chain {i}": "Chain 100" for i in range(101)}
+    for rows in (list(redirects.items()), list(redirects.items())[::-1]):
+        found = write_redirects(tmp_path / "r", rows, parts=3)
+        assert {title: found.resolve(title) for title in ends} == ends
+    none = np.zeros(0, np.uint64)
+    assert follow(none, none).tolist() == []
+    assert follow(np.array([7], np.uint64), np.array([7], np.uint64)).tolist() == [LOOP]
+
+
+def test_of_two_redirects_of_a_title_the_first_counts(tmp_path: Path) -> None:
+    found = write_redirects(tmp_path / "r", [("A", "One"), ("B", "A"), ("A", "Two")])
+    assert (found.resolve("A"), found.resolve("B")) == ("One", "One")
 
 
 def test_the_redirect_file_is_the_same_in_any_order(tmp_path: Path) -> None:
-    redirects = {f"Titel {i} é": f"Titel {i + 1} é" for i in range(0, 200, 3)}
+    redirects = [(f"Titel {i} é", f"Titel {i + 1} é") for i in range(0, 200, 3)]
     write_redirects(tmp_path / "a", redirects)
-    write_redirects(tmp_path / "b", dict(reversed(redirects.items())))
+    found = write_redirects(tmp_path / "b", redirects[::-1], parts=4)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    found = RedirectMap(tmp_path / "a")
     assert found.resolve("Titel 3 é") == "Titel 4 é"
     assert found.resolve("Elsewhere") == "Elsewhere"
     assert RedirectMap().resolve("Titel 3 é") == "Titel 3 é"
+    assert write_redirects(tmp_path / "none", []).resolve("A") == "A"
 
 
 def test_articles_are_kept_and_the_rest_is_counted_by_reason(tmp_path: Path) -> None:
@@ -139,7 +166,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> No
 def test_a_cut_gzip_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "p.jsonl.gz", [{"title": str(i), "text": "x" * i} for i in range(500)])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match="gzip file breaks after line"):
+    with pytest.raises(UserError, match="cut off at byte"):
         plan_ranges([path], 10)
 
 

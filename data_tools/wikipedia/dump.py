@@ -1,31 +1,34 @@
-"""Streaming reader of MediaWiki XML exports, plain or bz2 (of one or many streams): bytes -> raw pages in order.
+"""Streaming reader of MediaWiki XML exports, whole or a range of one: places in the file -> raw pages in order.
 
-    file --> chunks of XML bytes, each with the place where its bz2 stream starts --> expat --> RawPage
+    file --> pieces of XML bytes --> the first <page> tag that starts in the range --> expat --> RawPage
 
-A dump is read as XML, so attributes, empty texts and entities are what they are. Memory is that of a chunk and a page.
-Each page comes with the place from which reading can begin anew to reach it: its own first byte in a plain file; in a
-bz2 file the last stream that starts between two pages, and how many pages of it to skip. So a multistream dump, or a
-plain one, is read in parts at no extra cost, and a dump of a single bz2 stream at the cost of unpacking what is
-skipped.
+A dump is read as XML, so attributes, empty texts and entities are what they are. Memory is that of a piece and a page.
+A page belongs to the range in whose pieces its `<page>` tag starts; its end may lie beyond. As `<` is escaped within
+texts, these bytes are found without parsing what lies before. So the ranges of a file share its pages out, each once,
+wherever they are cut and however the file is packed.
 """
 
 from __future__ import annotations
 
-import bz2
+import os
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers import expat
 
+from data_tools.wikipedia.pieces import CHUNK, Piece, pieces
 from data_tools.wikipedia.titles import normalise_title
-from erica_dist.errors import UserError
+from erica_dist.errors import DamagedInputError, UserError
 
-_CHUNK = 1 << 20
-_BZ2_MAGIC = b"BZh"
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 _ROOT = b"<mediawiki>"  # opens a document whose real root element was skipped over
+_PAGE_TAG = re.compile(rb"<page[\s>/]")
+_TAG_BYTES = 5  # of a page's tag that may lie before the byte that ends it
+_STEP = 1 << 16  # bytes parsed at a time beyond the range
+_BLOCK = 2 << 20  # more than a bz2 block takes in its file
 _REDIRECT = re.compile(r"\s*#redirect\s*:?\s*\[\[([^\[\]|#]+)", re.IGNORECASE)
 
 
@@ -39,123 +42,116 @@ class RawPage(NamedTuple):
     wikitext: str
 
 
-class Restart(NamedTuple):
-    """Where to begin reading to reach a page: a byte offset in the file, and the pages to skip from there."""
+class Placed(NamedTuple):
+    """A page, and the last place in the file from which a range that starts there reaches it."""
 
-    offset: int
-    skip: int
+    page: RawPage
+    place: int
 
 
 def read_pages(path: str | Path) -> Iterator[RawPage]:
     """All pages of the dump, in order, of every namespace.
 
     Raises:
-        UserError: no such file, no MediaWiki export, UTF-16, or damaged or cut off (the text names file and byte).
+        UserError: no such file, no MediaWiki export, or UTF-16.
+        DamagedInputError: damaged or cut off (the text names file and byte); the pages before were given.
     """
-    for page, _ in scan(path):
-        yield page
-
-
-def scan(path: str | Path) -> Iterator[tuple[RawPage, Restart]]:
-    """All pages and, for each, the place to restart from."""
-    yield from _read(path, 0)
-
-
-def read_range(path: str | Path, restart: Restart, count: int) -> Iterator[RawPage]:
-    """The `count` pages from `restart` on."""
-    if count < 1:
-        return
-    for number, (page, _) in enumerate(_read(path, restart.offset)):
-        if number >= restart.skip:
-            yield page
-        if number + 1 == restart.skip + count:
-            return
+    for placed in read_range(path):
+        yield placed.page
 
 
 def namespaces(path: str | Path) -> dict[str, int]:
     """Namespace number of each prefix that the dump's head declares, in lower case; {} where it declares none."""
-    parser = _PageParser(path, 0)
-    for chunk in _chunks(path, 0):
-        parser.feed(chunk.data)
-        if parser.pages or not parser.in_head:
-            break
+    parser = _PageParser(path)
+    for piece in pieces(path):
+        for first in range(0, len(piece.data), _STEP):
+            parser.feed(piece.data[first : first + _STEP])
+            if not parser.in_head:
+                return parser.namespaces
     return parser.namespaces
 
 
-def _read(path: str | Path, offset: int) -> Iterator[tuple[RawPage, Restart]]:
-    parser = _PageParser(path, offset)
-    packed = _head(path).startswith(_BZ2_MAGIC)
-    stream, since, after_tag = offset, 0, False
-    for chunk in _chunks(path, offset):
-        # A stream may also start within a page or a tag; from there no reading can begin.
-        at_page = after_tag and parser.between_pages and chunk.data.lstrip().startswith((b"<page>", b"<page "))
-        if chunk.stream_start is not None and at_page:
-            stream, since = chunk.stream_start, 0
-        after_tag = chunk.data.rstrip().endswith(b">")
-        parser.feed(chunk.data)
-        for page, first_byte in parser.pages:
-            yield page, Restart(stream, since) if packed else Restart(first_byte, 0)
-            since += 1
-        parser.pages.clear()
-    parser.close()
+def read_range(
+    path: str | Path, start: int = 0, stop: int | None = None, known: Mapping[str, int] | None = None
+) -> Iterator[Placed]:
+    """The pages whose tag starts in the pieces with start <= position < stop (None: to the end).
+
+    known: the namespaces of the dump's head, for old exports, whose pages name none.
+    """
+    parser = _PageParser(path, dict(known or {}))
+    size = os.path.getsize(path) if stop is not None else 0
+    borders: deque[tuple[int, Piece]] = deque()  # byte of the unpacked text at which a piece starts; without its data
+    offset, limit, tail, entered = 0, None, b"", start == 0
+    for piece in pieces(path, start, stop):
+        data = piece.data
+        if limit is None and stop is not None and piece.position >= stop:
+            limit = offset
+            # Where the file's end may be near, it is read to see that it is there
+            if parser.at_rest and stop + _BLOCK < size:
+                return
+        borders.append((offset, piece._replace(data=b"")))
+        offset += len(data)
+        if not entered:
+            joined = tail + data
+            tag = _PAGE_TAG.search(joined)
+            entered = tag is not None and (limit is None or tag.start() < len(tail))
+            if tag is None or not entered:
+                if limit is not None:
+                    return
+                tail = joined[-_TAG_BYTES:]
+                continue
+            parser.enter(offset - len(joined) + tag.start())
+            data = joined[tag.start() :]
+        step = _STEP if limit is not None else len(data)
+        for first in range(0, len(data), step):
+            damage = _damage_of(parser, data[first : first + step], borders)
+            for page, first_byte in parser.pages:
+                if limit is not None and first_byte >= limit:
+                    return
+                yield Placed(page, _place(borders, first_byte))
+            parser.pages.clear()
+            if damage:
+                raise damage
+            if limit is not None and parser.last_page >= limit:
+                return
+    if entered and (damage := _damage_of(parser, None, borders)):
+        raise damage
 
 
-# ---------------------------------------------------------------------------------------------------------- bytes
+def _place(borders: deque[tuple[int, Piece]], byte: int) -> int:
+    """The place of a byte of the unpacked text; forgets the pieces before it."""
+    while len(borders) > 1 and borders[1][0] <= byte:
+        borders.popleft()
+    first, piece = borders[0]
+    return piece.place(byte - first)
 
 
-class _Chunk(NamedTuple):
-    data: bytes  # never empty
-    stream_start: int | None  # byte offset in the file of the stream whose first bytes these are
-
-
-def _head(path: str | Path) -> bytes:
+def _damage_of(parser: _PageParser, data: bytes | None, borders: deque[tuple[int, Piece]]) -> DamagedInputError | None:
+    """Parse `data` (None: the end). An error is given back, so that the pages before it can be handed on first."""
     try:
-        with open(path, "rb") as file:
-            return file.read(4)
-    except OSError as error:
-        raise UserError(f"cannot read the dump {path}: {error.strerror}") from error
+        if data is None:
+            parser.close()
+        else:
+            parser.feed(data)
+    except _Damage as damage:
+        first, piece = borders[-1]
+        for before, other in reversed(borders):
+            first, piece = before, other
+            if before <= damage.byte:
+                break
+        place = (
+            f"in the block at byte {piece.position}" if piece.whole else f"at byte {piece.place(damage.byte - first)}"
+        )
+        return DamagedInputError(f"{parser.path}: {damage.what} {place} ({damage.reason}); fetch the dump again")
+    return None
 
 
-def _chunks(path: str | Path, offset: int) -> Iterator[_Chunk]:
-    if not _head(path):
-        raise UserError(f"the dump {path} is empty; fetch it again")
-    if not _head(path).startswith(_BZ2_MAGIC):
-        with open(path, "rb") as file:
-            file.seek(offset)
-            while data := file.read(_CHUNK):
-                yield _Chunk(data, None)
-        return
-    with open(path, "rb") as file:
-        file.seek(offset)
-        unpacker, start = bz2.BZ2Decompressor(), offset
-        fresh, whole = True, False
-        packed = file.read(_CHUNK)
-        while packed:
-            try:
-                data = unpacker.decompress(packed)
-            except OSError as error:
-                raise UserError(
-                    f"{path}: damaged bz2 data between bytes {start} and {file.tell()} ({error}); fetch the dump again"
-                ) from error
-            if data:
-                yield _Chunk(data, start if fresh else None)
-                fresh = False
-            whole = unpacker.eof
-            if whole:
-                fresh = True
-                start = file.tell() - len(unpacker.unused_data)
-                packed = unpacker.unused_data or file.read(_CHUNK)
-                unpacker = bz2.BZ2Decompressor()
-            else:
-                packed = file.read(_CHUNK)
-        if not whole:
-            raise UserError(
-                f"{path}: the bz2 file is cut off at byte {file.tell()} (its last stream starts at byte {start}); "
-                "compare its size with the source and fetch the dump again"
-            )
+class _Damage(Exception):
+    """The XML breaks at `byte` of the unpacked text, counted as the parser was told."""
 
-
-# ------------------------------------------------------------------------------------------------------------ XML
+    def __init__(self, what: str, byte: int, reason: str):
+        super().__init__(what)
+        self.what, self.byte, self.reason = what, byte, reason
 
 
 @dataclass
@@ -175,60 +171,67 @@ class _PageParser:
     """expat's handlers: elements in, finished pages out into `pages`."""
 
     path: str | Path
-    offset: int  # of the first byte fed, in the file
-    pages: list[tuple[RawPage, int]] = field(default_factory=list)
     namespaces: dict[str, int] = field(default_factory=dict)
+    pages: list[tuple[RawPage, int]] = field(default_factory=list)
+    last_page: int = -1  # byte of the unpacked text at which the last page began that has begun
     in_head: bool = True
     _stack: list[str] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _key: int = 0
     _page: _Fields | None = None
+    _shift: int = 0  # from expat's bytes to those of the unpacked text
     _started: bool = False
+    _after_tag: bool = False
 
     def __post_init__(self) -> None:
         self._expat = expat.ParserCreate()
         self._expat.buffer_text = True
-        self._expat.buffer_size = _CHUNK
-        # With deferral a closing tag at the end of a stream may be handled only after the next stream's first bytes.
+        self._expat.buffer_size = CHUNK
+        # With deferral a closing tag may be handled only after the next bytes.
         if hasattr(self._expat, "SetReparseDeferralEnabled"):
             self._expat.SetReparseDeferralEnabled(False)
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
         self._expat.CharacterDataHandler = self._text.append
         self._expat.StartDoctypeDeclHandler = self._refuse_doctype
-        self._shift = self.offset
-        if self.offset:
-            self._expat.Parse(_ROOT, False)
-            self._shift -= len(_ROOT)
+
+    def enter(self, byte: int) -> None:
+        """Begin at a page in the middle of the dump, which starts at `byte` of the unpacked text."""
+        self._started = True
+        self._expat.Parse(_ROOT, False)
+        self._shift = byte - len(_ROOT)
 
     @property
-    def between_pages(self) -> bool:
-        return len(self._stack) == 1
+    def at_rest(self) -> bool:
+        """Between two pages, with no tag begun."""
+        return len(self._stack) == 1 and self._after_tag
 
     def feed(self, data: bytes) -> None:
         if not self._started and data:
             self._started = True
             if data.startswith(_WIDE):
                 raise UserError(
-                    f"{self.path} is UTF-16 at byte {self.offset}; dumps are read as UTF-8: convert it, for instance "
-                    "with `iconv -f UTF-16 -t UTF-8`"
+                    f"{self.path} is UTF-16 at byte 0; dumps are read as UTF-8: convert it, for instance with "
+                    "`iconv -f UTF-16 -t UTF-8`"
                 )
             if not data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
                 raise self._no_dump(f"it starts with {data[:20]!r}")
         self._parse(data, False)
+        if stripped := data[-100:].rstrip():
+            self._after_tag = stripped.endswith(b">")
 
     def close(self) -> None:
+        """Say that the text has ended."""
+        if not self._started:
+            raise self._no_dump("it is empty")
         self._parse(b"", True)
 
     def _parse(self, data: bytes, last: bool) -> None:
         try:
             self._expat.Parse(data, last)
         except expat.ExpatError as error:
-            place = self._expat.ErrorByteIndex + self._shift
-            what = "ends too early" if last else "is damaged"
-            raise UserError(
-                f"{self.path}: the XML {what} at byte {place} of the unpacked text ({error}); fetch the dump again"
-            ) from error
+            what = "the XML ends too early" if last else "the XML is damaged"
+            raise _Damage(what, self._expat.ErrorByteIndex + self._shift, str(error)) from error
 
     def _no_dump(self, reason: str) -> UserError:
         return UserError(f"{self.path} is no MediaWiki XML export ({reason}); give a *-pages-articles.xml(.bz2) file")
@@ -243,7 +246,8 @@ class _PageParser:
         self._text.clear()
         if len(self._stack) == 2 and name == "page":
             self.in_head = False
-            self._page = _Fields(self._expat.CurrentByteIndex + self._shift)
+            self.last_page = self._expat.CurrentByteIndex + self._shift
+            self._page = _Fields(self.last_page)
         elif self._page is not None and len(self._stack) == 3 and name == "redirect":
             self._page.redirect = attributes.get("title", "")
         elif name == "namespace":
@@ -273,10 +277,8 @@ class _PageParser:
     def _finish(self, page: _Fields) -> RawPage:
         page_id = _number(page.page_id)
         if page_id is None or page_id < 0 or not page.title.strip():
-            raise UserError(
-                f"{self.path}: the page at byte {page.first_byte} of the unpacked text lacks a title or a whole number "
-                f"as id (title {page.title!r}, id {page.page_id!r}); fetch the dump again"
-            )
+            reason = f"title {page.title!r}, id {page.page_id!r}"
+            raise _Damage("a page lacks its title or a whole number as id", page.first_byte, reason)
         namespace = _number(page.namespace)
         if namespace is None:
             # exports before version 0.6 have no <ns>
