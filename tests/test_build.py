@@ -12,6 +12,7 @@ import pytest
 
 from data_tools.assembly import Place, gather, spread
 from data_tools.build import build_corpus
+from data_tools.kb import KnowledgeBase
 from data_tools.ner import load_recogniser
 from data_tools.steps import documents_of, load_tools
 from data_tools.wikipedia.reader import read_unit
@@ -135,6 +136,29 @@ def test_leaked_pages_and_facts_are_left_out_and_counted(world: Path) -> None:
             assert "barred" not in document
     assert barred > 0
     assert "clean" not in json.dumps(manifest["settings"])
+
+
+def test_pages_that_the_knowledge_base_calls_no_articles_are_left_out(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By instance-of, whatever their markup says; pages of other types and without an entity stay."""
+    kb = KnowledgeBase.open(world / "kb")
+    types = {"Q1": "DISAMBIGUATION", "Q2": "LIST", "Q3": "GPE", "Q4": "CATEGORY"}
+    monkeypatch.setattr(KnowledgeBase, "entity_type", lambda self, entity: types.get(self.entity_id(entity), ""))
+    titles = ["France", "Germany", "Italy", "Spain", "Portugal", "Nowhere"]
+    assert [kb.entity_id(kb.entity_of_title(title)) for title in titles[:5]] == ["Q1", "Q2", "Q3", "Q4", "Q5"]
+    lines = Path(corpus_job(world).inputs[0]).read_text().splitlines()
+    path = world / "typed.jsonl"
+    rows = [json.loads(line) | {"title": title} for title, line in zip(titles, lines, strict=False)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = build_corpus(dataclasses.replace(corpus_job(world, "typed"), inputs=[str(path)]))
+    assert {reason: n for reason, n in manifest["counts"]["pages"].items() if reason.startswith("left out")} == {
+        "left out: categories by instance-of": 1,
+        "left out: disambiguation pages by instance-of": 1,
+        "left out: list pages by instance-of": 1,
+    }
+    kept = {sample["title"] for path in (world / "typed").glob("text-*.tar") for _, sample in read_documents(path)}
+    assert kept == {"Italy", "Portugal", "Nowhere"}
 
 
 @pytest.mark.parametrize(("ner", "thresholds"), [(False, range(2, 11)), (True, (4,))])
