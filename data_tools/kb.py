@@ -35,6 +35,7 @@ from erica_dist.shards.manifest import read_manifest
 
 FORMAT = "erica-dist/knowledge-base"
 NONE = 2**32 - 1  # no row, no entity
+_PAIRS = 1 << 14  # looked up at a time
 
 
 def normalise_name(name: str) -> str:
@@ -142,6 +143,16 @@ class KnowledgeBase:
 
     # -------------------------------------------------------------------------------------------- facts
 
+    def relations_of(self, head: int, tail: int) -> list[int]:
+        """All relations of one ordered pair, ascending."""
+        first, last = int(self._offsets[head]), int(self._offsets[head + 1])
+        tails = self._tails[first:last]
+        begin = int(tails.searchsorted(tail))
+        end = begin
+        while end < len(tails) and tails[end] == tail:
+            end += 1
+        return self._relations[first + begin : first + end].tolist() if end > begin else []
+
     def relations_of_pairs(
         self, heads: NDArray[np.integer], tails: NDArray[np.integer]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -150,6 +161,20 @@ class KnowledgeBase:
         heads, tails: int[n] entity numbers. Returns offsets int64[n + 1] and relations int32[k].
         """
         heads, tails = np.asarray(heads, np.int64), np.asarray(tails, np.int64)
+        offsets = np.zeros(len(heads) + 1, np.int64)
+        relations: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+        for start in range(0, len(heads), _PAIRS):  # what a piece needs fits the processor's cache
+            piece = slice(start, start + _PAIRS)
+            first, counts = self._find(heads[piece], tails[piece])
+            rows = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            relations.append(self._relations[rows].astype(np.int32))
+            offsets[start + 1 : start + 1 + len(counts)] = counts
+        return np.cumsum(offsets, out=offsets), np.concatenate(relations)
+
+    def _find(
+        self, heads: NDArray[np.integer], tails: NDArray[np.integer]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first fact of each pair and how many it has."""
         low, last = self._offsets[heads].astype(np.int64), self._offsets[heads + 1].astype(np.int64)
         # Bisection of all pairs at once, each among the facts of its head; pairs that have ended are left out.
         todo = np.flatnonzero(low < last)
@@ -163,15 +188,12 @@ class KnowledgeBase:
             if not going.all():
                 todo, begin, end, wanted = todo[going], begin[going], end[going], wanted[going]
         counts = np.zeros(len(heads), np.int64)
-        place, pairs = low, np.flatnonzero(low < last)
+        pairs = np.flatnonzero(low < last)
         while len(pairs):  # as often as a pair has relations
-            pairs = pairs[self._tails[place[pairs] + counts[pairs]] == tails[pairs]]
+            pairs = pairs[self._tails[low[pairs] + counts[pairs]] == tails[pairs]]
             counts[pairs] += 1
-            pairs = pairs[place[pairs] + counts[pairs] < last[pairs]]
-        offsets = np.zeros(len(heads) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        rows = np.arange(offsets[-1]) + np.repeat(low - offsets[:-1], counts)
-        return offsets, self._relations[rows].astype(np.int32)
+            pairs = pairs[low[pairs] + counts[pairs] < last[pairs]]
+        return low, counts
 
     def facts_among(self, entities: NDArray[np.integer]) -> NDArray[np.int64]:
         """All facts between n distinct entities: int64[k, 3] of place of the head, place of the tail, relation; sorted.

@@ -230,7 +230,7 @@ class KnowledgeBaseJob:
     excluded_relations: list[str] = field(default_factory=list)
     allow_incomplete: bool = False  # go on with what can be read of a damaged dump
     unit_mb: int = 64  # MB of JSON in a unit of work
-    task_mb: int = 256  # memory that a task of the merges may take for its rows; the build's is workers times that
+    task_mb: int = 64  # memory that a task of the merges may take for its rows; the build's is workers times that
     language: LanguageConfig = field(default_factory=LanguageConfig)
     links: LinkPriorConfig = field(default_factory=LinkPriorConfig)
     ray: RayConfig = field(default_factory=RayConfig)

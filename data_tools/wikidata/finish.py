@@ -16,6 +16,7 @@ from data_tools.wikidata.arrays import ArrayWriter, OffsetsWriter, mapped, numbe
 from data_tools.wikidata.runs import Run, packed
 
 _ROWS = 1 << 20  # entities of which arrays are made at a time
+_BITMAP = 1 << 14  # bytes of it at a time: ids lie close together, in parts of the range only
 SUBCLASS_OF = "P279"
 
 
@@ -34,9 +35,10 @@ def write_ids(runs: Sequence[Path], path: Path) -> tuple[int, int]:
             present = np.concatenate([present, np.zeros(max(needed, 2 * len(present)) - len(present), np.uint8)])
         np.bitwise_or.at(present, keys >> 3, (1 << (keys & 7)).astype(np.uint8))
     with ArrayWriter(path, np.uint32) as ids:
-        for start in range(0, len(present), _ROWS):
-            bits = np.unpackbits(present[start : start + _ROWS], bitorder="little")
-            ids.write(np.flatnonzero(bits) + 8 * start)
+        for start in range(0, len(present), _BITMAP):
+            piece = present[start : start + _BITMAP]
+            if piece.any():
+                ids.write(np.flatnonzero(np.unpackbits(piece, bitorder="little")) + 8 * start)
     return ids.length, total - ids.length
 
 
