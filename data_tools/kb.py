@@ -136,6 +136,11 @@ class KnowledgeBase:
         first = np.sort(np.unique(entities, return_index=True)[1])
         return entities[first], weights[first] / weights[first].sum()
 
+    def prior(self, name: str, entity: int) -> float:
+        """The prior of `entity` among the candidates of the normalised `name`, 0 where it is none of them."""
+        entities, priors = self.candidates(name)
+        return float(priors[entities == entity].sum())
+
     def link_probability(self, name: str) -> float:
         """Share of the occurrences of `name` in the counted pages that are links; NaN where that is not known."""
         row = self.name_trie.get(name)
@@ -304,4 +309,7 @@ def _array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def _table(folder: Path, name: str, tables: Mapping[str, Any]) -> NameTable:
+    for file, _, _ in tables[name]:
+        if not (folder / file).is_file():
+            raise FileNotFoundError(folder / file)
     return NameTable.open((folder / file, first, rows) for file, first, rows in tables[name])
