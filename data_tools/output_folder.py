@@ -91,7 +91,7 @@ def standing(out: Path, request: str) -> dict[str, Any] | None:
         raise UserError(
             f"{out} holds the result of other inputs, settings or code; give another --out or remove the folder"
         )
-    expected = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
+    expected = {shard["file"]: shard["bytes"] for shard in manifest.get("shards", ())}
     if {path.name: path.stat().st_size for path in out.glob("*.tar")} != expected:
         raise UserError(f"{out} has lost or changed shards since it was made; remove the folder and run again")
     return manifest

@@ -23,6 +23,7 @@ _MADE_BY = {
     CORPUS: "erica-dist build-corpus",
     TRAINING_SHARDS: "erica-dist tokenize",
     "erica-dist/knowledge-base": "erica-dist build-kb",
+    "erica-dist/link-statistics": "erica-dist count-links",
 }
 
 
