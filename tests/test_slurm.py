@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.build import build_corpus
+from data_tools.wikidata.builder import build_kb
 from erica_dist import config
 from tests.corpora import corpus_job
 from tests.slurm_cluster import SlurmCluster, two_node_slurm  # noqa: F401 (a fixture)
@@ -220,6 +221,36 @@ def test_a_corpus_built_over_two_nodes_is_that_of_one_process(slurm, tmp_path, s
     assert {path.name: path.read_bytes() for path in (tmp_path / "corpus").glob("*.tar")} == shards
     assert list(short_folder.iterdir()) == [], "Ray's folders are gone"
     assert processes_with(head_of(end.log)) == [], "and its processes"
+
+
+@pytest.mark.ray
+def test_a_knowledge_base_built_over_two_nodes_is_that_of_one_process(slurm, tmp_path, short_folder):
+    def item(number: int) -> dict:
+        value = {"entity-type": "item", "numeric-id": number + 1, "id": f"Q{number + 1}"}
+        snak = {"snaktype": "value", "datavalue": {"value": value}, "datatype": "wikibase-item"}
+        labels = {"en": {"language": "en", "value": f"Name {number}"}, "xx": {"language": "xx", "value": "-" * 9_000}}
+        claims = {"P1": [{"mainsnak": snak, "rank": "normal"}]}
+        return {"type": "item", "id": f"Q{number}", "labels": labels, "claims": claims}
+
+    dump = tmp_path / "dump.json"
+    dump.write_text("".join(json.dumps(item(number)) + "\n" for number in range(1, 401)))  # 3.7 MB
+    build_kb(
+        config.KnowledgeBaseJob(
+            dump=str(dump), out=str(tmp_path / "one"), unit_mb=1, ray=config.RayConfig(disabled=True)
+        )
+    )
+    words = ("--dump", "dump.json", "--out", "two", "unit_mb=1")
+    job = slurm.submit(
+        *(ONE_CORE, ROOT / "slurm" / "build_kb.sbatch", *words),
+        cwd=tmp_path,
+        env={"ERICA_DIST_HOME": str(ROOT), "ERICA_DIST_RAY_TMP": str(short_folder)},
+    )
+    end = slurm.wait(job)
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), end.log
+    assert "Ray is ready on 2 nodes" in end.log
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert two == one
+    assert json.loads(one["manifest.json"])["counts"]["facts"] == 399
 
 
 @pytest.mark.ray
