@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bz2
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -25,6 +25,7 @@ from erica_dist.errors import DamagedInputError, UserError
 MAGIC = b"BZh"
 _BLOCK = 0x314159265359
 _END = 0x177245385090
+_STREAM_HEAD = 4  # bytes: BZh and the size of blocks
 _MARK_BITS = 48
 _CRC_BITS = 32
 _WINDOW = 1 << 20  # bytes searched for marks at a time
@@ -63,15 +64,19 @@ def _blocks(path: str | Path, file: BinaryIO, start: int, stop: int | None) -> I
     size = os.fstat(file.fileno()).st_size
     marks = _marks(file, start)
     pending: list[_Mark] = list(islice(marks, 1))
+    if not start:
+        _check_beginning(path, file, size, 0, pending)
     while pending:
         mark = pending[0]
         position = mark.bit // 8
         if stop is not None and position >= stop:
             return
         if not mark.is_block:
-            if mark.bit + _MARK_BITS + _CRC_BITS > 8 * size:
+            end = (mark.bit + _MARK_BITS + _CRC_BITS + 7) // 8
+            if end > size:
                 raise _cut_off(path, size, position)
             pending = pending[1:] or list(islice(marks, 1))
+            _check_beginning(path, file, size, end, pending)
             continue
         data, used = None, 1
         while data is None and used <= 1 + _CHANCE_MARKS:
@@ -84,12 +89,26 @@ def _blocks(path: str | Path, file: BinaryIO, start: int, stop: int | None) -> I
         if data is None:
             if len(pending) == 1:
                 raise _cut_off(path, size, position)
-            raise DamagedInputError(
-                f"{path}: damaged bz2 data in the block at byte {position}; compare its checksum with the source's and "
-                "fetch the file again"
-            )
+            raise _damaged(path, position)
         pending = pending[used - 1 :]
         yield Block(position, data)
+
+
+def _check_beginning(path: str | Path, file: BinaryIO, size: int, place: int, following: Sequence[_Mark]) -> None:
+    """See that the next mark follows the head of a stream at byte `place`: else a block has lost its mark."""
+    head = os.pread(file.fileno(), _STREAM_HEAD, place)
+    if following and following[0].bit != 8 * (place + _STREAM_HEAD):
+        raise _damaged(path, place)
+    # Other bytes after the last stream are ignored, as bzip2 does.
+    if not following and head and (head.startswith(MAGIC) or MAGIC.startswith(head)):
+        raise _cut_off(path, size, place)
+
+
+def _damaged(path: str | Path, position: int) -> DamagedInputError:
+    return DamagedInputError(
+        f"{path}: damaged bz2 data in the block at byte {position}; compare its checksum with the source's and fetch "
+        "the file again"
+    )
 
 
 def _cut_off(path: str | Path, size: int, position: int) -> DamagedInputError:

@@ -122,3 +122,68 @@ def test_what_is_no_bz2_file(tmp_path: Path) -> None:
         list(blocks(path))
     with pytest.raises(UserError, match="cannot read"):
         list(blocks(tmp_path / "absent.bz2"))
+
+
+def small_streams() -> tuple[list[bytes], bytes]:
+    """Streams of one block, of none and of several, and their text."""
+    parts = [text(300, 1), b"", text(150_000, 2)[:120_000].replace(b"word", b"w"), text(40, 3)]
+    return [bz2.compress(part, 1) for part in parts], b"".join(parts)
+
+
+def test_wherever_a_file_of_many_streams_is_cut(tmp_path: Path) -> None:
+    """Between streams it is a whole file; anywhere else it is refused, and what was given is right."""
+    streams, content = small_streams()
+    packed = b"".join(streams)
+    whole_at = {sum(map(len, streams[:number])) for number in range(1, len(streams) + 1)}
+    middle = sum(map(len, streams[:2]))
+    path = tmp_path / "cut.bz2"
+    for left in [
+        *range(4, middle + 200),
+        *range(middle + 200, len(packed) - 200, 997),
+        *range(len(packed) - 200, len(packed) + 1),
+    ]:
+        path.write_bytes(packed[:left])
+        found: list[bytes] = []
+        if left in whole_at:
+            found.extend(block.data for block in blocks(path))
+        else:
+            with pytest.raises(DamagedInputError, match=f"cut off at byte {left} "):
+                found.extend(block.data for block in blocks(path))
+        assert content.startswith(b"".join(found))
+
+
+def test_any_flipped_bit_is_found_or_does_no_harm(tmp_path: Path) -> None:
+    """Also one in a mark: a block that is not seen must be missed."""
+    streams, content = small_streams()
+    packed = b"".join(streams)
+    second = sum(map(len, streams[:2]))
+    path = tmp_path / "flipped.bz2"
+    places = [*range(3, second + 40), *range(second + 40, len(packed), 1009), *range(len(packed) - 120, len(packed))]
+    harmless = 0
+    for place in places:
+        damaged = bytearray(packed)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        found: list[bytes] = []
+        said = ""
+        try:
+            found.extend(block.data for block in blocks(path))
+        except DamagedInputError as error:
+            said = str(error)
+        if said:
+            assert str(path) in said
+            assert " byte " in said
+            assert content.startswith(b"".join(found))
+        else:
+            assert b"".join(found) == content
+            harmless += 1
+    # the heads of streams and their second checksums, which say nothing of the text
+    assert 0 < harmless < 8 * len(streams) + 1
+
+
+def test_other_bytes_after_the_last_stream_are_ignored(tmp_path: Path) -> None:
+    streams, content = small_streams()
+    path = tmp_path / "padded.bz2"
+    for padding in (b"\0" * 512, b"garbage"):
+        path.write_bytes(b"".join(streams) + padding)
+        assert b"".join(block.data for block in blocks(path)) == content

@@ -25,12 +25,12 @@ from typing import Any
 
 import erica_dist
 from data_tools.kb import FORMAT
-from data_tools.output_folder import check_folder, locked
+from data_tools.output_folder import WORK, check_folder, locked
 from data_tools.progress import StepProgress
 from data_tools.ray_jobs import local_or_remote, run_units
 from data_tools.wikidata import dump, finish, types
 from data_tools.wikidata.arrays import mapped
-from data_tools.wikidata.extract import ExtractTask, Selection, extract
+from data_tools.wikidata.extract import MAX_RELATIONS, ExtractTask, Selection, extract
 from data_tools.wikidata.facts import RangeTask, merge_facts, merge_incoming, merge_types
 from data_tools.wikidata.items import Language
 from data_tools.wikidata.link_priors import LinkStatistics
@@ -39,7 +39,7 @@ from data_tools.wikidata.runs import Run, number_ranges, read_index, string_rang
 from data_tools.wikidata.table_runs import table_runs
 from data_tools.wikidata.tables import read_relations
 from erica_dist.config import KnowledgeBaseJob, RayConfig
-from erica_dist.errors import DamagedInputError, UserError
+from erica_dist.errors import UserError
 from erica_dist.shards.manifest import MANIFEST, VERSION, fingerprint, write_manifest
 from erica_dist.shards.tarfiles import sha256_file, write_atomically
 
@@ -50,7 +50,6 @@ BYTES_A_FACT = 100
 BYTES_A_NAME = 500
 NEEDED = {"plain": 0.3, "bz2": 6.0, "gz": 4.0, "zst": 4.0}  # bytes on the disk for a byte of the dump
 LISTED = 5
-MAX_RELATIONS = 1 << 16
 
 
 def build_kb(job: KnowledgeBaseJob) -> dict[str, int]:
@@ -62,8 +61,8 @@ def build_kb(job: KnowledgeBaseJob) -> dict[str, int]:
     """
     settings, inputs = _check(job)
     request = fingerprint([BUILD_VERSION, erica_dist.__version__, settings, inputs])
-    out = Path(job.out)
-    if (standing := _standing(out, request)) is not None:
+    out = Path(job.out).absolute()
+    if (standing := _standing(out, request, job.allow_incomplete)) is not None:
         print(f"build-kb: {out} is already built with these settings, nothing to do", flush=True)
         return standing
     try:
@@ -132,7 +131,7 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return settings, [dump.identity(path) for path in paths]
 
 
-def _standing(out: Path, request: str) -> dict[str, int] | None:
+def _standing(out: Path, request: str, allow_incomplete: bool) -> dict[str, int] | None:
     """The counts of a knowledge base that stands complete and as requested; None where there is none."""
     try:
         manifest = json.loads((out / MANIFEST).read_bytes())
@@ -144,6 +143,12 @@ def _standing(out: Path, request: str) -> dict[str, int] | None:
         raise UserError(f"{out} holds the result of other inputs, settings or code; give another --out or remove it")
     if missing := [name for name in manifest["files"] if not (out / name).is_file()]:
         raise UserError(f"{out} has lost {', '.join(missing)} since it was built; remove the folder and build again")
+    if manifest["incomplete"] and not allow_incomplete:
+        raise UserError(
+            f"{out} was built of a damaged dump ({manifest['incomplete'][0]}); take it as it is by --allow-incomplete, "
+            "or remove the folder and build again"
+        )
+    shutil.rmtree(out / WORK, ignore_errors=True)
     counts: dict[str, int] = manifest["counts"]
     return counts
 
@@ -169,6 +174,16 @@ def _remove_unbegun(job: KnowledgeBaseJob, work: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
         if not any(work.parent.iterdir()):
             work.parent.rmdir()
+
+
+def _forget_damaged(runs: Path) -> None:
+    """Have what was read of a damaged dump read again, and all that was made of it: the dump may have been mended."""
+    damaged = {
+        path for path in runs.glob("unit-*.json") if (index := read_index(path.with_suffix(""))) and index["damages"]
+    }
+    for path in runs.glob("*.json") if damaged else ():
+        if path in damaged or not path.name.startswith("unit-"):
+            path.unlink()
 
 
 @dataclass
@@ -247,6 +262,8 @@ class _Build:
     def _extract(self, selection: Selection) -> tuple[list[Path], list[str]]:
         job, folder = self.job, self.work / "runs"
         print(f"build-kb: reading {job.dump}", flush=True)
+        if not job.allow_incomplete:
+            _forget_damaged(folder)
         units = dump.plan(job.dump, job.unit_mb)
         damages: list[str] = []
         if units is not None:
@@ -254,11 +271,12 @@ class _Build:
             tasks = [ExtractTask(unit, selection, str(name)) for unit, name in zip(units, names, strict=True)]
             self._run("units", extract, tasks)
         else:
-            names = self._extract_in_order(selection, damages)
+            names = self._extract_in_order(selection)
         for name in names:
             index = read_index(name)
             assert index is not None
             damages += index["damages"]
+        damages = list(dict.fromkeys(damages))  # units side by side may meet the same one
         if damages and not job.allow_incomplete:
             listed = "\n".join(f"- {damage}" for damage in damages[:LISTED])
             raise UserError(
@@ -267,19 +285,16 @@ class _Build:
             )
         return names, damages
 
-    def _extract_in_order(self, selection: Selection, damages: list[str]) -> list[Path]:
+    def _extract_in_order(self, selection: Selection) -> list[Path]:
         """A dump that is unpacked by one reader: its pieces are parsed while it reads on."""
         folder, names = self.work / "runs", []
         done = {int(path.stem[-6:]) for path in folder.glob("unit-*.json")}
 
         def tasks() -> Iterator[ExtractTask]:
-            try:
-                for number, unit in dump.feed(self.job.dump, self.job.unit_mb, self.work / "pieces", done):
-                    names.append(folder / f"unit-{number:06d}")
-                    if unit is not None:
-                        yield ExtractTask(unit, selection, str(names[-1]))
-            except DamagedInputError as error:
-                damages.append(str(error))
+            for number, unit in dump.feed(self.job.dump, self.job.unit_mb, self.work / "pieces", done):
+                names.append(folder / f"unit-{number:06d}")
+                if unit is not None:
+                    yield ExtractTask(unit, selection, str(names[-1]))
 
         unpacked_mb = Path(self.job.dump).stat().st_size * NEEDED["gz"] * 3 / MB
         self._run_tasks("units", extract, tasks(), max(2, round(unpacked_mb / self.job.unit_mb)))

@@ -15,9 +15,11 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import zstandard
 
 from data_tools import bz2_blocks
 from erica_dist.errors import DamagedInputError, UserError
@@ -31,7 +33,11 @@ BZ2_RATIO = 20
 _MAGIC: dict[bytes, Packing] = {b"BZh": "bz2", b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"[\0", b"{\0", b"\0[", b"\0{")
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte-order mark may come first
+_PADDING = b"\0"  # may follow a gz member
+_HEAD = 64  # bytes that show what a file is
 _CHUNK = 1 << 20
+_PACKED_CHUNK = 1 << 16  # of gz and zst; what lies before a damage in the same chunk is lost
+_WINDOW = 1 << 31  # the longest that zst knows (--long=31)
 _PROBES, _PROBE = 64, 1 << 16
 
 
@@ -45,8 +51,8 @@ class Unit:
     stop: int
     source: str = ""  # what messages name, where `path` is a piece of it
     origin: int = 0  # place of the piece in the unpacked source
-    last: bool = True  # the source ends where `path` does
-    is_array: bool = False  # and must end with a bracket
+    is_array: bool = False  # `path` must end with a bracket
+    damage: str = ""  # why the source ends with this piece, where it should not
 
     @property
     def name(self) -> str:
@@ -66,22 +72,28 @@ def packing_of(path: str | Path) -> Packing:
     """
     try:
         with open(path, "rb") as file:
-            head = file.read(64)
+            head = file.read(_HEAD)
     except OSError as error:
         raise UserError(f"cannot read the dump {path}: {error.strerror}") from error
     if not head:
         raise UserError(f"the dump {path} is empty; fetch it again")
+    packing: Packing = next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), "plain")
+    if packing == "plain":
+        _check_text(path, head)
+    return packing
+
+
+def _check_text(path: str | Path, head: bytes) -> None:
+    """See that the text of `path` that starts with `head` can be a dump."""
     if head.startswith(_WIDE):
         raise UserError(
             f"{path} is UTF-16 at byte 0; dumps are read as UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`"
         )
-    packing: Packing = next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), "plain")
-    if packing == "plain" and head.lstrip(_BLANK)[:1] not in (b"[", b"{"):
+    if head.lstrip(_BLANK)[:1] not in (b"[", b"{"):
         raise UserError(
             f"{path} is no Wikidata JSON dump (it starts with {head[:20]!r}); give latest-all.json, plain or as .gz, "
             ".bz2 or .zst, an array or JSON lines"
         )
-    return packing
 
 
 def identity(path: str | Path) -> dict[str, str | int]:
@@ -99,13 +111,22 @@ def identity(path: str | Path) -> dict[str, str | int]:
 
 
 def plan(path: str | Path, unit_mb: int) -> list[Unit] | None:
-    """The units of a dump that can be read from any place, None for one that is read in order (`feed`)."""
+    """The units of a dump that can be read from any place, None for one that is read in order (`feed`).
+
+    Raises:
+        UserError: as `packing_of`; or what is packed does not begin like JSON.
+    """
     packing = packing_of(path)
     if packing in ("gz", "zst"):
         return None
     size = Path(path).stat().st_size
     step = max(1, unit_mb * MB // (BZ2_RATIO if packing == "bz2" else 1))
-    _, head = next(_pieces(Unit(str(path), packing, 0, 64)), (0, b""))
+    try:
+        texts = (data for _, data in _pieces(Unit(str(path), packing, 0, size)))
+        head = next((data.lstrip(_BLANK)[:_HEAD] for data in texts if data.strip(_BLANK)), b"")
+        _check_text(path, head)
+    except DamagedInputError:
+        head = b""  # said again by the unit that holds the place
     return [
         Unit(str(path), packing, start, min(start + step, size), is_array=_opens_array(head))
         for start in range(0, size, step)
@@ -113,7 +134,7 @@ def plan(path: str | Path, unit_mb: int) -> list[Unit] | None:
 
 
 def _opens_array(head: bytes) -> bool:
-    return head[:64].lstrip(_BLANK).startswith(b"[")
+    return head.lstrip(_BLANK).startswith(b"[")
 
 
 # ------------------------------------------------------------------------------------------------ reading a unit
@@ -127,45 +148,55 @@ def lines(unit: Unit) -> Iterator[Line]:
     """
     seeking = unit.start > 0  # for the first line end of the unit
     rest, rest_place = b"", ""  # a line whose end has not been read
-    last_line: bytes | None = None  # of the text that is read, ours or not
+    end = b""  # of the text that is read, ours or not, white space left out
     for position, data in _pieces(unit):
         inside = position < unit.stop
         here = _place(unit, position)
+        if unit.is_array:
+            end = data[-_HEAD:].strip() or data.strip()[-_HEAD:] or end
         first, *others = data.split(b"\n")
         if not seeking:
             rest, rest_place = rest + first, rest_place or here
         elif not inside:
             return  # no line ends in this unit
         if not others:
-            last_line = last_line or data  # a closing bracket may stand alone in the last unit
             continue
-        if seeking:
-            last_line = first
-        else:
-            last_line = rest
+        if not seeking:
             if _is_line(rest):
                 yield _line(rest, rest_place)
             if not inside:
                 return  # that was the line after the unit's last line end
         seeking = False
         for content in others[:-1]:
-            last_line = content if content.strip() else last_line
             if _is_line(content):
                 yield _line(content, here)
         rest, rest_place = others[-1], here
-    if not seeking and rest.strip():
-        last_line = rest
-        if _is_line(rest):
-            yield _line(rest, rest_place)
-    if last_line is None or not unit.last or last_line.strip() == b"]":
-        return
-    if unit.is_array or last_line.rstrip().endswith(b","):
-        end = unit.origin + os.path.getsize(unit.path)
-        where = f"byte {end}" + (" of the unpacked text" if unit.source else "")
-        raise DamagedInputError(
-            f"{unit.name}: the dump is cut off at {where}, its closing `]` is missing; compare its size with the "
-            "source and fetch it again"
-        )
+    if not seeking and _is_line(rest):
+        yield _line(rest, rest_place)
+    if unit.is_array and not _closes_array(end or _end_of_text(unit)):
+        raise DamagedInputError(_no_bracket(unit.path, f"byte {os.path.getsize(unit.path)}"))
+
+
+def _end_of_text(unit: Unit) -> bytes:
+    """The last bytes of the dump that `unit` ends, where all that the unit holds of it is white space."""
+    back = _CHUNK
+    while True:
+        start = max(0, unit.start - back)
+        text = b"".join(data for _, data in _pieces(replace(unit, start=start))).strip()
+        if text or not start:
+            return text[-_HEAD:]
+        back *= 4
+
+
+def _closes_array(end: bytes) -> bool:
+    return end.split(b"\n")[-1] == b"]"
+
+
+def _no_bracket(name: str, place: str) -> str:
+    return (
+        f"{name}: the dump is cut off at {place}, its closing line `]` is missing; compare its size with the source's "
+        "and fetch it again"
+    )
 
 
 def _line(content: bytes, place: str) -> Line:
@@ -201,80 +232,78 @@ def _pieces(unit: Unit) -> Iterator[tuple[int, bytes]]:
 def feed(path: str | Path, unit_mb: int, folder: Path, done: set[int]) -> Iterator[tuple[int, Unit | None]]:
     """Unpack a gz or zst dump in order into pieces that end with lines: number and unit of each, None if in `done`.
 
-    A unit's file in `folder` is the caller's to remove.
+    A unit's file in `folder` is the caller's to remove. Where the dump is cut off or damaged, the last unit holds the
+    whole lines before the place and says so (`Unit.damage`).
 
     Raises:
-        DamagedInputError: the file is cut off or damaged; the pieces before have been given.
+        UserError: what is packed does not begin like JSON.
     """
     size = unit_mb * MB
-    number, origin, buffer = 0, 0, bytearray()
-    is_array = False
+    number, origin, buffer, full = 0, 0, bytearray(), False
+    head, end = b"", b""
 
-    def piece(last: bool) -> tuple[int, Unit | None]:
-        nonlocal buffer, number, origin, is_array
-        is_array = is_array if number else _opens_array(bytes(buffer[:64]))
-        end = len(buffer) if last else buffer.rindex(b"\n") + 1
+    def piece(last: bool, damage: str = "") -> tuple[int, Unit | None]:
+        nonlocal buffer, number, origin
+        length = len(buffer) if last and not damage else buffer.rfind(b"\n") + 1
         unit = None
-        if number not in done:
+        if number not in done or damage:
             file = folder / f"piece-{number:06d}.json"
-            write_atomically(file, bytes(memoryview(buffer)[:end]))
-            unit = Unit(str(file), "plain", 0, max(end, 1), str(path), origin, last, is_array)
+            write_atomically(file, bytes(memoryview(buffer)[:length]))
+            unit = Unit(str(file), "plain", 0, max(length, 1), str(path), origin, damage=damage)
         given = number, unit
-        buffer, number, origin = buffer[end:], number + 1, origin + end
+        buffer, number, origin = buffer[length:], number + 1, origin + length
         return given
 
-    damage: DamagedInputError | None = None
-    stream = _unpack_gz(path) if packing_of(path) == "gz" else _unpack_zst(path)
+    damage = ""
     try:
-        for data in stream:
-            buffer += data
-            if len(buffer) >= size and b"\n" in data:
+        for data in _unpack(path):
+            if not head and (head := data.lstrip(_BLANK)[:_HEAD]):
+                _check_text(path, head)
+            if full:  # not the last piece, which must say what is wrong with the end
                 yield piece(last=False)
+            buffer += data
+            full = len(buffer) >= size and b"\n" in data
+            end = data[-_HEAD:].strip() or data.strip()[-_HEAD:] or end
     except DamagedInputError as error:
-        damage = error
-        buffer = buffer[: buffer.rfind(b"\n") + 1]
-    if buffer or not (number or damage):
-        yield piece(last=damage is None)
-    if damage:
-        raise damage
+        damage = str(error)
+    if not (head or damage):
+        _check_text(path, head)
+    if _opens_array(head) and not damage and not _closes_array(end):
+        damage = _no_bracket(str(path), f"byte {origin + len(buffer)} of the unpacked text")
+        buffer += b"\n"  # a last line may be whole
+    yield piece(last=True, damage=damage)
 
 
-def _unpack_gz(path: str | Path) -> Iterator[bytes]:
-    from isal import igzip, isal_zlib
+def _unpack(path: str | Path) -> Iterator[bytes]:
+    """The text of a file of gz members or zst frames."""
+    from isal import isal_zlib
 
-    done = 0
-    with open(path, "rb") as packed:
-        try:
-            with igzip.IGzipFile(fileobj=packed) as file:
-                while data := file.read(_CHUNK):
-                    done += len(data)
-                    yield data
-        except (EOFError, OSError, zlib.error, isal_zlib.IsalError) as error:  # type: ignore[misc]
-            raise _damaged(path, packed.tell(), done, error) from error
+    packing = packing_of(path)
 
-
-def _unpack_zst(path: str | Path) -> Iterator[bytes]:
-    import zstandard
+    def part() -> Any:
+        if packing == "gz":
+            return isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
 
     done = 0
     with open(path, "rb") as file:
-        unpacker = zstandard.ZstdDecompressor().decompressobj()
-        whole = True
-        packed = file.read(_CHUNK)
+        unpacker, whole = part(), True
+        packed = file.read(_PACKED_CHUNK)
         while packed:
             try:
                 data = unpacker.decompress(packed)
-            except zstandard.ZstdError as error:
+            except (zstandard.ZstdError, isal_zlib.IsalError) as error:  # type: ignore[misc]
                 raise _damaged(path, file.tell(), done, error) from error
             done += len(data)
             if data:
                 yield data
             whole = unpacker.eof
-            packed = (unpacker.unused_data if whole else b"") or file.read(_CHUNK)
+            packed = unpacker.unused_data.lstrip(_PADDING) if whole else b""
+            packed = packed or file.read(_PACKED_CHUNK)
             if whole:
-                unpacker = zstandard.ZstdDecompressor().decompressobj()
+                unpacker = part()
         if not whole:
-            raise _damaged(path, os.path.getsize(path), done, EOFError("it ends within a frame"))
+            raise _damaged(path, os.path.getsize(path), done, EOFError("it ends within a compressed stream"))
 
 
 def _damaged(path: str | Path, packed: int, unpacked: int, error: Exception) -> DamagedInputError:

@@ -34,9 +34,10 @@ from data_tools.wikidata.items import (
 )
 from data_tools.wikidata.runs import number_columns, read_index, string_columns, write_run
 from data_tools.wikipedia.titles import normalise_title
-from erica_dist.errors import DamagedInputError
+from erica_dist.errors import DamagedInputError, UserError
 
 INSTANCE_OF = "P31"
+MAX_RELATIONS = 1 << 16
 _LISTED_DAMAGES = 100
 
 
@@ -85,7 +86,13 @@ class Rows:
 
     def fact(self, head: int, relation: str, tail: int) -> None:
         self.facts.append(head << 32 | tail)
-        self.fact_relations.append(self.relations.setdefault(relation, len(self.relations)))
+        try:
+            self.fact_relations.append(self.relations.setdefault(relation, len(self.relations)))
+        except OverflowError:
+            raise UserError(
+                f"more than {len(self.relations) - 1:,} relations; at most {MAX_RELATIONS - 1:,} fit: name some in "
+                "only_relations"
+            ) from None
 
     def instance(self, item: int, of_class: int) -> None:
         self.types.append(item << 32 | of_class)
@@ -121,7 +128,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     """Read a unit and write its run, also where the unit is damaged: then up to that place, which the index names."""
     rows = Rows()
     decoder = Decoder(task.selection.language)
-    damages: list[str] = []
+    damages = [task.unit.damage] if task.unit.damage else []
     size = 0
     try:
         for place, content in lines(task.unit):

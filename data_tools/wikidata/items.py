@@ -9,6 +9,7 @@ and counted, the rest is kept.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -106,8 +107,8 @@ class Decoder:
         """
         try:
             return self._decode(line)
-        except msgspec.ValidationError:
-            return self._piece_by_piece(msgspec.json.decode(line))
+        except (msgspec.DecodeError, RecursionError):
+            return self._piece_by_piece(_any_json(line))
 
     def _piece_by_piece(self, content: Any) -> Decoded | None:
         self.counts["entities of unexpected shape"] += 1
@@ -120,8 +121,11 @@ class Decoder:
             if not isinstance(statements, list):
                 self.counts["parts of unexpected shape"] += 1
                 continue
-            fitting = [self._fitting(statement, Statement) for statement in statements]
-            claims[relation] = [statement for statement in fitting if statement is not None]
+            claims[relation] = [
+                # its rank tells which of the others count, also where its value fits nothing
+                self._fitting(statement, Statement) or Statement(Snak(), _rank(statement))
+                for statement in statements
+            ]
         return Decoded(
             content["id"],
             kind if isinstance(kind, str) else "",
@@ -169,6 +173,23 @@ class Decoder:
         return link.title if link is not None else ""
 
 
+def _any_json(line: bytes) -> Any:
+    """Also JSON that msgspec refuses: numbers out of range, half surrogate pairs (here `?`). None: nested too deeply.
+
+    Raises:
+        ValueError: the line is no JSON.
+    """
+    try:
+        return json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
+    except RecursionError:
+        return None
+
+
+def _rank(statement: Any) -> str:
+    rank = statement.get("rank") if isinstance(statement, dict) else None
+    return rank if isinstance(rank, str) else "normal"
+
+
 def _per_language(name: str, codes: Sequence[str], kind: Any) -> Any:
     """A type with one field a language, None where the object lacks it; other languages are skipped when decoding."""
     fields = [(f"f{number}", kind | None, None) for number in range(len(codes))]
@@ -183,7 +204,8 @@ def name_of_title(title: str) -> str:
 def entity_number(identifier: str) -> int:
     """42 of `Q42`, -1 of what is no item."""
     digits = identifier[1:]
-    if identifier[:1] == "Q" and digits.isdecimal() and digits.isascii():
+    # one number has one id: no Q07
+    if identifier[:1] == "Q" and digits.isdecimal() and digits.isascii() and (digits[0] != "0" or len(digits) == 1):
         number = int(digits)
         return number if number < _NUMBER_LIMIT else -1
     return -1
