@@ -123,7 +123,9 @@ class _Counting:
             for unit, name in zip(found.units, names, strict=True)
             if not (units / f"{name}.json").is_file()
         ]
-        self._all("links", count_links_of, links, lambda task: f"{task.unit.path}, page {task.unit.first_page}")
+        self._all(
+            "links", count_links_of, links, lambda task: f"{task.unit.path}, page {task.unit.first_page}", "links"
+        )
         pages: Counter[str] = Counter()
         for name in names:
             pages.update(json.loads((units / f"{name}.json").read_bytes()))
@@ -139,7 +141,7 @@ class _Counting:
             for name, output in zip(names, outputs, strict=True)
             if not output.is_file()
         ]
-        self._all("unlinked", count_unlinked, unlinked, lambda task: task.text)
+        self._all("unlinked", count_unlinked, unlinked, lambda task: task.text, "occurrences")
         occurrences = dict(linked=0, unlinked=0)
         joined = self._surfaces(self._merge_rounds("unlinked", outputs), occurrences)
         surfaces = write_lines(self.out / SURFACES, joined)
@@ -158,17 +160,19 @@ class _Counting:
         return survey(parts, names, scans, PAGES_PER_TASK, self.work / "redirects.marisa", allow_incomplete)
 
     def _all(
-        self, what: str, function: Callable[[Any], Any], tasks: Sequence[Any], place: Callable[[Any], str]
+        self, what: str, function: Callable[[Any], int], tasks: Sequence[Any], place: Callable[[Any], str], noun: str
     ) -> None:
-        """Run the function on all tasks; the first failure is said when the others are done."""
+        """Run the function on all tasks; the first failure is said when the others are done. noun: what it counts."""
         failures: list[str] = []
+        total = 0
         if not tasks:
             return
         with StepProgress(f"count-links: {what}", len(tasks)) as progress:
             for finished in run_units(function, tasks, self.slots, self.retries):
                 if finished.error:
                     failures.append(f"{place(finished.task)}: {finished.error.strip()}")
-                progress.advance(text=f"{len(failures)} failed" if failures else "")
+                total += finished.value or 0
+                progress.advance(text=f"{total:,} {noun}" + (f", {len(failures)} failed" if failures else ""))
         if failures:
             raise UserError(
                 f"{len(failures)} of {len(tasks)} tasks failed; the others are kept: run the same command again once "
@@ -187,7 +191,7 @@ class _Counting:
                 for group, output in zip(groups, outputs, strict=True)
                 if not output.is_file()
             ]
-            self._all(f"merge of {what}", merge, tasks, lambda task: task.output)
+            self._all(f"merge of {what}", merge, tasks, lambda task: task.output, "lines")
             paths = outputs
         return paths
 

@@ -49,8 +49,8 @@ class UnlinkedTask:
     opening: str
 
 
-def count_links_of(task: LinksTask) -> dict[str, int]:
-    """First pass: write the unit's links and unlinked text, then `NAME.json`, the counts, which are given, too."""
+def count_links_of(task: LinksTask) -> int:
+    """First pass: write the unit's links and unlinked text, then `NAME.json`, the counts; gives the links."""
     pages, read = read_unit(task.unit)
     links: Counter[tuple[str, ...]] = Counter()
     texts: list[str] = []
@@ -61,7 +61,7 @@ def count_links_of(task: LinksTask) -> dict[str, int]:
     write_atomically(path.with_suffix(".text"), zlib.compress("\n".join(texts).encode(), 1))
     counts = {**read, "links counted": links.total()}
     write_atomically(path.with_suffix(".json"), json.dumps(counts).encode())
-    return counts
+    return links.total()
 
 
 def _add(page: Page, links: Counter[tuple[str, ...]], texts: list[str]) -> None:
