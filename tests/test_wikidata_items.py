@@ -121,15 +121,6 @@ def test_a_qualifier_of_a_title_is_no_part_of_the_name() -> None:
         "A ()": "A",
     }
     assert {title: name_of_title(title) for title in names} == names
-        "Paris",
-        "Paris",
-        "(x)",
-        "A (b) c",
-        "A (b)",
-        "F(x)",
-        "A (b",
-        "A",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +242,6 @@ def test_instance_of_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_properties_lexemes_and_redirects(tmp_path: Path) -> None:
-    of_property = {"P31": [statement(item_value(1))]}
     rows = read(
         tmp_path,
         [
