@@ -6,11 +6,13 @@ import bz2
 import gzip
 import itertools
 import lzma
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from data_tools.wikipedia import pieces
+from data_tools.bz2_blocks import Block
+from data_tools.wikipedia import dump, pieces
 from data_tools.wikipedia.dump import RawPage, namespaces, read_pages, read_range
 from erica_dist.errors import DamagedInputError, UserError
 from tests.shared_files import SHARED
@@ -180,6 +182,36 @@ def test_a_multistream_that_ends_between_streams_is_refused(tmp_path: Path) -> N
     # the range before the last sees it, too: there is nothing after it that could
     with pytest.raises(DamagedInputError, match="ends too early"):
         list(read_range(path, 0, path.stat().st_size - 1))
+
+
+def test_a_cut_after_the_last_page_is_seen_by_the_last_range_with_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "cut.xml"
+    data = (HEAD + "".join(PAGES)).encode()
+    for rest in (TAIL[:5], "  "):
+        path.write_bytes(data + rest.encode())
+        for stop in (len(data) - 1, len(data)):
+            with pytest.raises(DamagedInputError, match="ends too early"):
+                list(read_range(path, 0, stop))
+            assert list(read_range(path, stop)) == []
+
+
+def test_nothing_beyond_a_range_is_unpacked_without_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "_BLOCK", 0)
+    path = write_multistream(tmp_path / "dump.xml.bz2")
+    borders = sorted({place for _, place in read_range(path)})
+    unpacked: list[int] = []
+    real = pieces.blocks
+
+    def watched(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Block]:
+        for block in real(path, start, stop):
+            unpacked.append(block.position)
+            yield block
+
+    monkeypatch.setattr(pieces, "blocks", watched)
+    for start, stop in itertools.pairwise(borders):
+        unpacked.clear()
+        assert len(list(read_range(path, start, stop))) == 2
+        assert unpacked == [start]
 
 
 def test_damaged_bz2_and_damaged_xml_are_refused(tmp_path: Path) -> None:

@@ -86,9 +86,12 @@ def read_range(
         data = piece.data
         if limit is None and stop is not None and piece.position >= stop:
             limit = offset
-            # Where the file's end may be near, it is read to see that it is there
+            # Nothing that began here is left to read. Near the file's end we go on, to see that the end is there: the
+            # next range may hold no page whose reading would tell.
             if parser.at_rest and stop + _BLOCK < size:
                 return
+        if not data:
+            continue
         borders.append((offset, piece._replace(data=b"")))
         offset += len(data)
         if not entered:

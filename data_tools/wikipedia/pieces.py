@@ -25,7 +25,8 @@ _BZ2, _GZIP, _XZ = b"BZh", b"\x1f\x8b", b"\xfd7zXZ\x00"
 
 
 class Piece(NamedTuple):
-    """`data` (never empty) starts at the place `position`; `whole`: only its start is a place to enter the file at."""
+    """`data` starts at the place `position`; `whole`: only its start is a place to enter the file at. Without data it
+    marks a border, before what lies beyond is unpacked."""
 
     position: int
     data: bytes
@@ -56,7 +57,7 @@ def is_splittable(path: str | Path) -> bool:
 
 
 def pieces(path: str | Path, start: int = 0, border: int | None = None) -> Iterator[Piece]:
-    """The text from the place `start` to the end of the file; no piece lies on both sides of `border`.
+    """The text from the place `start` to the end of the file; in a plain or bz2 file an empty piece stands at `border`.
 
     In a bz2 file the first piece is the first block that starts in byte `start` or later.
 
@@ -66,9 +67,12 @@ def pieces(path: str | Path, start: int = 0, border: int | None = None) -> Itera
     """
     kind = packing(path)
     if kind == "bz2":
-        for block in blocks(path, start):
+        for block in blocks(path, start, border):
             if block.data:
                 yield Piece(block.position, block.data, True)
+        if border is not None:
+            yield Piece(border, b"", True)
+            yield from pieces(path, border)
         return
     try:
         with open(path, "rb") as file:
@@ -86,6 +90,8 @@ def _plain(file: BinaryIO, start: int, border: int | None) -> Iterator[Piece]:
     file.seek(start)
     position = start
     while True:
+        if position == border:
+            yield Piece(position, b"", False)
         wanted = border - position if border is not None and border > position else CHUNK
         data = file.read(min(wanted, CHUNK))
         if not data:
