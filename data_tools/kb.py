@@ -40,6 +40,8 @@ _PAIRS = 1 << 14  # looked up at a time
 
 def normalise_name(name: str) -> str:
     """A name as it is stored and looked up: NFC, runs of white space as one blank, trimmed, case kept."""
+    if "\0" in name:  # which tries take for the end of a string
+        name = name.replace("\0", " ")
     if name.isascii():
         return " ".join(name.split())
     return unicodedata.normalize("NFC", " ".join(name.split()))

@@ -45,7 +45,7 @@ def facts_of(claims: Any, ranks: Any = "best") -> list[tuple[str, int, list[int]
         ({"labels": None, "aliases": None, "sitelinks": {"enwiki": {"title": "(x)"}}}, [("(x)", 1)], "(x)"),
         ({"labels": {"en": label("a\u0301\u00a0b")}}, [("á b", 1)], None),
         ({"labels": {"en": label("\U0001f600")}}, [("\U0001f600", 1)], None),
-        ({"labels": {"en": label("a\0b\nc")}}, [("a\0b c", 1)], None),
+        ({"labels": {"en": label("a\0b\nc")}}, [("a b c", 1)], None),
         ({"labels": {"en": label("long " * 2000)}}, [(("long " * 2000).strip(), 1)], None),
     ],
 )  # fmt: skip

@@ -100,6 +100,7 @@ class Rows:
     def write(self, path: Path, **said: Any) -> None:
         """Write the run and begin anew."""
         ids = np.unique(np.frombuffer(self.ids, np.uint32)) if self.ids else np.zeros(0, np.uint32)
+        self.counts["entity lines merged"] += len(self.ids) - len(ids)
         columns_of_facts = number_columns(
             np.array(self.facts, np.uint64), relations=np.array(self.fact_relations, np.uint16)
         )

@@ -10,8 +10,8 @@ import re
 import unicodedata
 from urllib.parse import unquote
 
-# What MediaWiki takes for a blank in a title, and the direction marks that it drops.
-_BLANKS = re.compile(r"[ _\t\r\n\u00a0\u1680\u180e\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+# What MediaWiki takes for a blank in a title, NUL too (it ends strings elsewhere), and the direction marks it drops.
+_BLANKS = re.compile(r"[ _\t\r\n\0\u00a0\u1680\u180e\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 _DIRECTION_MARKS = re.compile(r"[\u200e\u200f\u202a-\u202e]")
 _PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 
