@@ -1,8 +1,8 @@
 """All ranges scanned, on Ray, and what they hold put together: ranges --> scans --> units, redirects, repeated pages.
 
 A page is repeated where one of the same id and title, or in the same dump of the same id, stood before in the input.
-What the driver holds: 16 bytes a page for the keys and as much again while they are compared, about 1 kB a unit, and the
-redirects (`redirects.py`). A range of more than `pages_per_task` pages gives several units, each with the place
+What the driver holds: 16 bytes a page for the keys and as much again while they are compared, about 1 kB a unit, and
+the redirects (`redirects.py`). A range of more than `pages_per_task` pages gives several units, each with the place
 from which its first page is reached.
 """
 
