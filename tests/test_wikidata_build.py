@@ -110,6 +110,7 @@ def test_every_packing_gives_the_same(tmp_path: Path, many_parts: None) -> None:
         made = job(tmp_path / name, data, task_mb=1000)  # one range of keys, whatever the units
         kb = built(made)
         found[name] = (kb.fingerprint, {k: v for k, v in kb.manifest["counts"].items() if k != "bytes of JSON"})
+        assert dict(found[name][1].items() ^ found["plain"][1].items()) == {}, name
         assert found[name] == found["plain"], name
 
 

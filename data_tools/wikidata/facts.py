@@ -48,7 +48,9 @@ def merge_facts(task: RangeTask) -> dict[str, Any]:
         keys.append(run["facts.keys"][rows].copy())
         relations.append(own[run["facts.relations"][rows]] if len(own) else np.zeros(0, np.uint16))
     counts: Counter[str] = Counter()
-    key = np.concatenate(keys)
+    read = number_columns(np.concatenate(keys), relations=np.concatenate(relations))
+    counts["duplicate triples"] = sum(map(len, keys)) - len(read["keys"])
+    key = read["keys"]
     heads = numbers_of(ids, (key >> _HEAD_SHIFT).astype(np.uint32))
     tails = numbers_of(ids, (key & _TAIL).astype(np.uint32))
     known = (heads >= 0) & (tails >= 0)
@@ -56,18 +58,17 @@ def merge_facts(task: RangeTask) -> dict[str, Any]:
     counts["triples with an unknown end"] = int(len(key) - known.sum())
     counts["triples from an entity to itself"] = int((known & ~apart).sum())
     keep = known & apart
-    key = heads[keep].astype(np.uint64) << _HEAD_SHIFT | tails[keep].astype(np.uint64)
-    facts = number_columns(key, relations=np.concatenate(relations)[keep])
-    counts["duplicate triples"] = len(key) - len(facts["keys"])
-    counts["facts"] = len(facts["keys"])
-    back = number_columns((facts["keys"] & _TAIL) << _HEAD_SHIFT | facts["keys"] >> _HEAD_SHIFT)
+    counts["facts"] = int(keep.sum())
+    # Still in order: entities are numbered in the order of their ids
+    head, tail = heads[keep].astype(np.uint64), tails[keep].astype(np.uint64)
+    back = number_columns(tail << _HEAD_SHIFT | head)
     columns = {
-        "heads": (facts["keys"] >> _HEAD_SHIFT).astype(np.uint32),
-        "tails": (facts["keys"] & _TAIL).astype(np.uint32),
-        "relations": facts["relations"],
+        "heads": head.astype(np.uint32),
+        "tails": tail.astype(np.uint32),
+        "relations": read["relations"][keep],
         **{f"back.{name}": column for name, column in back.items()},
     }
-    used = np.unique(facts["relations"]).tolist()
+    used = np.unique(columns["relations"]).tolist()
     return _write(task.run, columns, relations=[task.relations[place] for place in used], counts=dict(counts))
 
 
