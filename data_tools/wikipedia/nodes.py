@@ -10,6 +10,7 @@ tables. Here a node that is passed over costs one jump. A test compares these no
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from html.entities import name2codepoint
 from typing import NamedTuple
@@ -47,6 +48,13 @@ _CLOSING = frozenset(
         tokens.HTMLEntityEnd, tokens.HeadingEnd, tokens.CommentEnd, tokens.TagCloseClose, tokens.TagCloseSelfclose,
     ]
 )  # fmt: skip
+
+# The tokenizer reads on to the page's end for each opening that is never closed, and then again from behind it: a page
+# of nothing else would take hours. Real pages have a handful; these limits are seconds of work.
+_MOST_UNCLOSED = 300
+_MOST_READ_AGAIN = 200_000_000  # characters: unclosed openings x length of the page
+_PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"), ("[http", "]"))
+_OPENED_TAG = re.compile(r"<(?!(?:br|wbr|hr|li|dt|dd|td|th|tr|img)\b)[a-z][^<>]*>?", re.IGNORECASE)
 
 
 class Code(NamedTuple):
@@ -172,8 +180,11 @@ def parse(wikitext: str) -> Code:
     """The page's nodes; quotes of bold and italic text stay in the text.
 
     Raises:
-        ParserError: the tokenizer gave up.
+        ParserError: the tokenizer gave up, or would take too long over markup that is never closed.
     """
+    unclosed = sum(_unclosed(wikitext, opening, closing) for opening, closing in _PAIRS) + _unclosed_tags(wikitext)
+    if unclosed > _MOST_UNCLOSED or unclosed * len(wikitext) > _MOST_READ_AGAIN:
+        raise ParserError("too much unclosed markup")
     found = Tokenizer().tokenize(wikitext, 0, True)
     partner = [0] * len(found)
     opened: list[int] = []
@@ -184,6 +195,23 @@ def parse(wikitext: str) -> Code:
         elif kind in _CLOSING:
             partner[opened.pop()] = index
     return Code(found, partner, 0, len(found))
+
+
+def _unclosed(wikitext: str, opening: str, closing: str) -> int:
+    """How many of these openings are never closed; those of a page with few of them are not looked at."""
+    if wikitext.count(opening) < _MOST_UNCLOSED // 10:
+        return 0
+    depth = 0
+    for piece in wikitext.split(opening)[1:]:
+        depth = max(0, depth + 1 - piece.count(closing))
+    return depth
+
+
+def _unclosed_tags(wikitext: str) -> int:
+    closed = wikitext.count("</")
+    if wikitext.count("<") - 2 * closed < _MOST_UNCLOSED // 10:
+        return 0
+    return max(0, sum(not tag.endswith("/>") for tag in _OPENED_TAG.findall(wikitext)) - closed)
 
 
 def _node(token: tokens.Token, inside: Code) -> Node:

@@ -31,7 +31,7 @@ _FIRST_WORDS = """
     sub sup em strong bold italic code mono tt key keypress kbd var samp mvar linktext quote blockquote cquote quotation
     bq poemquote unicode vanchor center centre flag flagcountry flagu ill illm iw2 num polytonic nihongo2 angbr xt
     notatypo allcaps iast midsize resize overline underline strikethrough nom native ruby-ja langnf lcfirst
-    ucfirst lc uc gloss mention nq
+    ucfirst lc uc gloss mention nq math
 """
 _FIRST_PHRASES = [
     "as written", "not a typo", "small caps", "visible anchor", "interlanguage link", "interlanguage link multi",
@@ -48,7 +48,7 @@ _PREFIXED = {
     **dict.fromkeys(["us$", "usd", "usdcy"], "US$"), **dict.fromkeys(["£", "gbp", "pound sterling"], "£"),
     **dict.fromkeys(["€", "euro", "eur"], "€"), **dict.fromkeys(["¥", "jpy"], "¥"), **dict.fromkeys(["₹", "inr"], "₹"),
     **dict.fromkeys(["a$", "aud"], "A$"), **dict.fromkeys(["ca$", "cad"], "CA$"), "$": "$", "cny": "CN¥", "nz$": "NZ$",
-    "sclass-": "", "born-in": "born ",
+    "sclass-": "", "us patent": "U.S. Patent ",
 }  # fmt: skip
 _SHIP_WORDS = "uss hms ss hmas hmcs rms ms mv sms usns uscgc gts ins hmnzs ps rfa mt hmt hmhs rv"
 _SHIPS = frozenset(_SHIP_WORDS.split())

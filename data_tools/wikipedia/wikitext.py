@@ -19,7 +19,7 @@ from data_tools.wikipedia import nodes
 from data_tools.wikipedia.nodes import Code
 from data_tools.wikipedia.templates import visible_parts
 from data_tools.wikipedia.titles import normalise_title
-from data_tools.wikipedia.writer import ParagraphWriter
+from data_tools.wikipedia.writer import HOLE, ParagraphWriter, has_markup
 
 _HIDDEN_TAGS = {
     **dict.fromkeys(["ref", "references"], "references"),
@@ -34,11 +34,14 @@ _BLOCK_WORDS = "p div blockquote center li ul ol dl dd dt hr tr td th caption po
 _BLOCK_TAGS = frozenset(_BLOCK_WORDS.split())
 _DROPPED_SECTIONS = frozenset(
     [
-        "references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "citations",
-        "footnotes", "notes and references", "references and notes", "external link", "works cited", "gallery",
-        "general references", "primary sources", "secondary sources", "related pages", "other websites", "literature",
+        "references", "external links", "see also", "further reading", "citations", "footnotes", "notes and references",
+        "references and notes", "external link", "works cited", "general references", "related pages", "other websites",
     ]
 )  # fmt: skip
+# These are dropped only where nothing but such sections follows: "Literature" may be a country's.
+_DROPPED_AT_THE_END = _DROPPED_SECTIONS | frozenset(
+    ["notes", "bibliography", "sources", "gallery", "primary sources", "secondary sources", "literature"]
+)
 _HIDDEN_PREFIXES = frozenset(["file", "image", "media", "category"])
 _OTHER_WORDS = """
     talk user wikipedia wp project mediawiki template help portal book draft module special mos timedtext commons wikt
@@ -49,9 +52,10 @@ _OTHER_PREFIXES = frozenset(_OTHER_WORDS.split())
 _LANGUAGE_PREFIX = re.compile(r"(?:[a-z]{2,3}|simple|[a-z]{2,3}-[a-z-]+):(?=\S)")
 _TRAIL = re.compile("[a-z\u00df-\u00f6\u00f8-\u00ff]+")
 _QUOTES = re.compile("'{2,}")
+_THIRD_BRACKET = re.compile(r"(?<!\[)\[(?=\[\[[^\[])")
 _BOLD = re.compile("'''+")
 _SWITCH = re.compile("__[A-Z]+__")
-_INVISIBLE = re.compile("[\u200b\ufeff\u200e\u200f\u2060\u00ad]")
+_INVISIBLE = re.compile("[\u200b\ufeff\u200e\u200f\u2060\u00ad\ufffc]")
 # MediaWiki takes comments and references out before it reads the markup, and so does this: they are most of the bytes.
 _UNREAD = re.compile(
     r"""<(?:
@@ -60,6 +64,16 @@ _UNREAD = re.compile(
       | (?P<tag>(?i:nowiki|pre|math|syntaxhighlight|source))\b[^<>]*(?<!/)>.*?</(?P=tag)\s*>
     )""",
     re.DOTALL | re.VERBOSE,
+)
+
+_WORD_BEFORE = re.compile(r"(?:^|[\w,’”\"]) $")
+_SENTENCE_GOES_ON = re.compile(r" [a-z0-9(]|[,.;:)](?:\s|$)")
+_NOTE = re.compile(
+    r"""cit | cn$ | fact | refn? | rp$ | sfn | harv | efn | note | sic | dubious | clarify | who | when | where | by\  |
+        which | according | vague | page | dead | verify | failed | better | unreliable | update | original | specify |
+        explain | disputed | weasel | needs | not\ in | pov | opinion | in\ lang | .*icon | ipa | respell | pron |
+        audio | listen | anchor | isbn | oclc | doi | clear | main | see | further | use\ """,
+    re.VERBOSE,
 )
 
 
@@ -82,15 +96,16 @@ def to_paragraphs(wikitext: str, prefixes: Prefixes | None = None) -> tuple[list
     """The paragraphs of an article, and the counts of what was removed; link targets are normalised, not resolved."""
     walker = _Walker(prefixes or Prefixes())
     try:
-        page = nodes.parse(_apostrophes_told(_without_unread(wikitext, walker.writer.counts)))
+        page = nodes.parse(_apostrophes_told(_prepared(wikitext, walker.writer.counts)))
     except nodes.ParserError:
         return [], Counter({"pages that the wikitext parser refused": 1})
+    walker.find_the_end(page)
     walker.walk(page)
     walker.writer.end_paragraph()
     return walker.writer.paragraphs, +walker.writer.counts
 
 
-def _without_unread(wikitext: str, counts: Counter[str]) -> str:
+def _prepared(wikitext: str, counts: Counter[str]) -> str:
     def shown(match: re.Match[str]) -> str:
         if match["comment"]:
             # comments that fill a line take the line with them
@@ -99,7 +114,9 @@ def _without_unread(wikitext: str, counts: Counter[str]) -> str:
         counts["references removed"] += match["reference"] is not None
         return "" if match["reference"] else match.group()
 
-    return _UNREAD.sub(shown, wikitext) if "<" in wikitext else wikitext
+    wikitext = _UNREAD.sub(shown, wikitext) if "<" in wikitext else wikitext
+    # "[[[A]]]" is a link in brackets, which the tokenizer takes for no link at all.
+    return _THIRD_BRACKET.sub("&#91;", wikitext) if "[[[" in wikitext else wikitext
 
 
 def _apostrophes_told(wikitext: str) -> str:
@@ -144,6 +161,17 @@ class _Walker:
     prefixes: Prefixes
     writer: ParagraphWriter = field(default_factory=ParagraphWriter)
     _dropped_level: int = 0  # level of the closing section that is being passed over; 0: none
+    _end: int = 0  # place of the first heading behind which nothing but closing sections follows
+
+    def find_the_end(self, page: Code) -> None:
+        headings = [node for node in page.nodes() if isinstance(node, nodes.Heading)]
+        top = min((heading.level for heading in headings), default=0)
+        self._end = page.end
+        for heading in reversed(headings):
+            if heading.level == top:
+                if self.text_of(heading.title).lower() not in _DROPPED_AT_THE_END:
+                    break
+                self._end = heading.title.start
 
     def walk(self, code: Code) -> None:
         in_order = code.nodes()
@@ -161,7 +189,13 @@ class _Walker:
                 trail = self._wikilink(node, match.group() if match else "")
                 continue
             elif isinstance(node, nodes.Template):
-                self._template(node)
+                shown = self._template(node)
+                if (
+                    not shown
+                    and index
+                    and self._leaves_hole(node, in_order[index - 1], in_order[index + 1 : index + 2])
+                ):
+                    self.writer.write(HOLE)
             elif isinstance(node, nodes.Tag):
                 self._tag(node)
             elif isinstance(node, nodes.External):
@@ -195,7 +229,8 @@ class _Walker:
         title = self.text_of(node.title)
         if self._dropped_level and node.level > self._dropped_level:
             return
-        self._dropped_level = node.level if title.lower() in _DROPPED_SECTIONS else 0
+        dropped = _DROPPED_AT_THE_END if node.title.start >= self._end else _DROPPED_SECTIONS
+        self._dropped_level = node.level if title.lower() in dropped else 0
         self.writer.counts["closing sections removed"] += bool(self._dropped_level)
         self.writer.section = title
 
@@ -225,7 +260,14 @@ class _Walker:
         self.writer.end_link("" if elsewhere else normalise_title(title.partition("#")[0]))
         return len(trail)
 
-    def _template(self, node: nodes.Template) -> None:
+    def _leaves_hole(self, node: nodes.Template, before: nodes.Node, after: list[nodes.Node]) -> bool:
+        """Whether a template that is not shown stands where a word would: notes are set without a blank before them."""
+        if not (isinstance(before, str) and after and isinstance(after[0], str)):
+            return False
+        in_place_of_word = _WORD_BEFORE.search(before) and _SENTENCE_GOES_ON.match(after[0])
+        return bool(in_place_of_word) and not _NOTE.match(node.name.source_text().strip().lower())
+
+    def _template(self, node: nodes.Template) -> bool:
         parts = visible_parts(node, self.text_of)
         self.writer.counts["templates removed" if parts is None else "templates shown"] += 1
         for part in parts or ():
@@ -233,16 +275,24 @@ class _Walker:
                 self.walk(part)
             else:
                 self.writer.write(part)
+        return parts is not None
 
     def _tag(self, node: nodes.Tag) -> None:
         name = node.name
         if name in _HIDDEN_TAGS:
             self.writer.counts[f"{_HIDDEN_TAGS[name]} removed"] += 1
+            if _HIDDEN_TAGS[name] == "formulas":
+                self.writer.write(HOLE)
         elif node.markup in ("*", "#", ":", ";"):
             self.writer.end_paragraph()
             self.writer.one_line = True
         elif name == "br":
             self.writer.write(" ")
+        elif name == "nowiki":
+            # What a page shows of markup is no text; it would also make the paragraph look badly read.
+            shown = node.content().source_text()
+            self._text("" if has_markup(shown) else shown)
+            self.writer.counts["markup shown as text removed"] += has_markup(shown)
         elif "display:none" in node.attributes().source_text().replace(" ", ""):
             self.writer.counts["hidden texts removed"] += 1
         else:

@@ -1,8 +1,9 @@
 """Visible pieces of a page, in order --> paragraphs of plain text with the spans of their links.
 
 White space is collapsed as it is written, so a span is the place where the writer stood and is never searched for.
-A finished paragraph is tidied of the punctuation that removed templates have left hanging (spans move along), and
-kept, or dropped and counted: with markup left over, or without a letter.
+A finished paragraph loses the sentences that something removed has left hollow, and the punctuation that removed
+templates have left hanging (spans move along). It is kept, or dropped and counted: with markup left over, or without a
+letter.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from data_tools.pages import Link, Paragraph
+from data_tools.sentences import sentence_spans
 
 _TIDY = re.compile(
     r"""\s[(\[][\s;,:–-]*[)\]]   # brackets that a removed template has emptied,
@@ -29,6 +31,14 @@ _LEFTOVER = re.compile(
       | </?(?:ref|br|div|span|small|sup|sub|table|tr|td|th|blockquote|center|font
                 |nowiki|gallery|math|code|p|b|i|u)\b""",
     re.VERBOSE | re.IGNORECASE,
+)
+HOLE = "\ufffc"  # stands in a sentence for what was removed from it; never left in a text
+# Beside a sentence or in brackets of its own, something removed is not missed.
+_NOT_MISSED = re.compile(
+    rf"""^(?:{HOLE}|\s)+
+      | (?<=[.!?:…"”)])\s*(?:{HOLE}|\s)*{HOLE}(?=\s*$|\s+["“(]?[A-Z])
+      | (?<=[(\[])\s*{HOLE}\s*(?=[)\]])""",
+    re.VERBOSE,
 )
 _LETTER = re.compile(r"[^\W\d_]")
 
@@ -95,7 +105,11 @@ class ParagraphWriter:
         if self.one_paragraph:
             self._blank = True
             return
-        text, links = tidied("".join(self._pieces), self._links)
+        text, links = "".join(self._pieces), self._links
+        if HOLE in text:
+            text, links, hollow = without_hollow_sentences(text, links)
+            self.counts["hollow sentences removed"] += hollow
+        text, links = tidied(text, links)
         self._pieces, self._links, self._length = [], [], 0
         self._blank, self._newlines, self.one_line = False, 0, False
         self._link_start = None
@@ -114,6 +128,16 @@ def has_markup(text: str) -> bool:
     # These look-ups are all that most paragraphs cost; a regular expression tries something at every character.
     suspect = "[" in text or "]" in text or "{" in text or "}" in text or "|" in text or "''" in text
     return (suspect or "==" in text or "<" in text) and _LEFTOVER.search(text) is not None
+
+
+def without_hollow_sentences(text: str, links: list[Link]) -> tuple[str, list[Link], int]:
+    """The text without the sentences that hold a `HOLE`, and how many there were."""
+    text, links = _deleted(text, links, [match.span() for match in _NOT_MISSED.finditer(text) if match.group()])
+    sentences = sentence_spans(text) if HOLE in text else []
+    hollow = [number for number, (start, end) in enumerate(sentences) if HOLE in text[start:end]]
+    starts = [*(start for start, _ in sentences), len(text)]
+    text, links = _deleted(text, links, [(starts[number], starts[number + 1]) for number in hollow])
+    return text.rstrip(), links, len(hollow)
 
 
 def tidied(text: str, links: list[Link]) -> tuple[str, list[Link]]:
@@ -146,5 +170,11 @@ def _deleted(text: str, links: list[Link], spans: Sequence[tuple[int, int]]) -> 
     def moved(position: int) -> int:
         return position - sum(min(end, position) - start for start, end in spans if start < position)
 
-    shifted = [Link(moved(link.start), moved(link.end), link.target) for link in links]
-    return "".join(kept), [link for link in shifted if link.end > link.start]
+    left = "".join(kept)
+    shifted: list[Link] = []
+    for link in links:
+        surface = left[moved(link.start) : moved(link.end)]
+        if surface.strip():
+            start = moved(link.start) + len(surface) - len(surface.lstrip())
+            shifted.append(Link(start, start + len(surface.strip()), link.target))
+    return left, shifted
