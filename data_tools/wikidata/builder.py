@@ -451,7 +451,9 @@ class _Build:
         with StepProgress(f"build-kb: {name}", count) as progress:
             for finished in run_units(function, tasks, slots, self.job.ray.retries):
                 if finished.error:
-                    failures.append(f"{Path(finished.task.run).name}: {finished.error.strip()}")
+                    # of an error that the user can put right only its text
+                    reason = finished.error.rpartition(f"{UserError.__module__}.{UserError.__name__}: ")[2].strip()
+                    failures.append(f"{Path(finished.task.run).name}: {reason}")
                 else:
                     size += finished.value.get("counts", {}).get("bytes of JSON", 0)
                     if isinstance(finished.task, ExtractTask) and finished.task.unit.source:

@@ -30,6 +30,7 @@ from data_tools.name_table import NameTable
 from data_tools.wikidata.arrays import mapped, numbers_of
 from data_tools.wikidata.link_priors import LinkStatistics, Surface
 from data_tools.wikidata.runs import read_index, runs_of, string_columns, string_range, unpacked, write_run
+from erica_dist.shards.tarfiles import write_atomically
 
 LABEL_WEIGHT = 4.0
 UNLINKED = 1e-6
@@ -203,7 +204,7 @@ def _save_trie(run: str, names: Sequence[bytes]) -> NDArray[np.int64]:
     """Write the trie beside the run; gives the row of each name."""
     strings = [name.decode() for name in names]
     trie = marisa_trie.Trie(strings)
-    trie.save(run + ".marisa")
+    write_atomically(run + ".marisa", trie.tobytes())  # its own `save` does not see a disk that is full at the end
     return np.fromiter((trie[string] for string in strings), np.int64, len(strings))
 
 
