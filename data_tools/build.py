@@ -29,7 +29,7 @@ from data_tools.steps import STEPS_VERSION, Counts, UnitTask, build_unit, load_t
 from data_tools.wikipedia.ranges import Range, plan
 from data_tools.wikipedia.reader import Unit
 from data_tools.wikipedia.sources import describe, sources
-from data_tools.wikipedia.survey import scan_ranges, survey
+from data_tools.wikipedia.survey import report_incomplete, scan_ranges, survey
 from erica_dist.config import CorpusJob
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import CORPUS, VERSION, fingerprint, shards_fingerprint, write_manifest
@@ -153,6 +153,7 @@ def _build_units(job: CorpusJob, inputs: Inputs, work: Path) -> tuple[list[str],
         scanned = scan_ranges("build-corpus", inputs.parts, inputs.contents, scans, slots, job.ray.retries)
         remove_stale(scans, set(scanned))
         found = survey(inputs.parts, scanned, scans, job.pages_per_task, redirects, job.allow_incomplete)
+        report_incomplete("build-corpus", found)
         names = _names(found.units, inputs, sha256_file(redirects))
         todo = [
             UnitTask(unit, job, inputs.tools, name, str(folder.absolute()))

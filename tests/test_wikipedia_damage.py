@@ -66,6 +66,9 @@ def test_a_multistream_that_is_cut_off(tmp_path: Path, range_bytes: int) -> None
         # where the index names streams that are not there, that is said before anything is read
         assert f"byte {size}" in text
         assert kept(path, range_bytes) == list(range(1, pages + 1))
+    path.write_bytes(data[: streams[1] - 3])
+    assert "the index is another dump's" in refusal(path, range_bytes)
+    assert kept(path, range_bytes) == []
 
 
 @pytest.mark.parametrize("range_bytes", [0, 20_000])
@@ -165,6 +168,7 @@ def test_a_build_stops_before_the_work_and_goes_on_where_it_is_allowed(tmp_path:
     assert len(scans) == 1
     again = subprocess.run([*command, "--allow-incomplete"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
+    assert f"incomplete: {tmp_path / 'cut.jsonl.gz'}: the file is cut off" in again.stdout
     assert "scan" not in again.stderr
     verify(tmp_path / "corpus")
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())

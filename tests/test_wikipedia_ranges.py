@@ -249,6 +249,11 @@ def test_the_real_multistream_gives_the_pages_of_the_single_stream(range_bytes: 
     assert len(plan_ranges([single], 50)) == 5
 
 
+def test_a_real_utf16_dump_is_refused_before_the_work() -> None:
+    with pytest.raises(UserError, match=r"is UTF-16 at byte 0; .*iconv"):
+        plan(sources([shared("data", "dumps", "bgwiki-utf16-shortened-pages-articles.xml.bz2")]))
+
+
 @pytest.mark.parametrize("options", [["--seed", "1"], ["--seed", "2", "--rate", "redirect=1", "--rate", "empty=0.2"]])
 def test_made_dumps_are_counted_exactly(tmp_path: Path, options: list[str]) -> None:
     maker = shared("tools", "make_wikipedia_dump.py")

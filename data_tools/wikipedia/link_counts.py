@@ -11,6 +11,7 @@ driver (about 50 bytes a surface), and mapped by the workers. Disk: the unlinked
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -31,7 +32,7 @@ from data_tools.wikipedia.ranges import Range, plan
 from data_tools.wikipedia.scan import SCAN_VERSION
 from data_tools.wikipedia.sorted_counts import FAN_IN, MergeTask, merge, merged, write_lines
 from data_tools.wikipedia.sources import describe, sources
-from data_tools.wikipedia.survey import Survey, scan_ranges, survey
+from data_tools.wikipedia.survey import Survey, report_incomplete, scan_ranges, survey
 from erica_dist.config import LinkCountsJob
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import VERSION, fingerprint, write_manifest
@@ -134,7 +135,7 @@ class _Counting:
         if not pairs:
             raise UserError("count-links: the input holds no link; give a dump, or text extracted with links")
         trie, opening = self._trie()
-        second = fingerprint([sha256_file(trie), opening])[:16]
+        second = fingerprint([trie.name, opening])[:16]
         outputs = [units / f"{name}.{second}.unlinked" for name in names]
         unlinked = [
             UnlinkedTask(str(units / f"{name}.text"), str(output), str(trie), opening)
@@ -157,7 +158,9 @@ class _Counting:
         scans = self.work / "scan"
         scans.mkdir(exist_ok=True)
         names = scan_ranges("count-links", parts, contents, scans, self.slots, self.retries)
-        return survey(parts, names, scans, PAGES_PER_TASK, self.work / "redirects.marisa", allow_incomplete)
+        found = survey(parts, names, scans, PAGES_PER_TASK, self.work / "redirects.marisa", allow_incomplete)
+        report_incomplete("count-links", found)
+        return found
 
     def _all(
         self, what: str, function: Callable[[Any], int], tasks: Sequence[Any], place: Callable[[Any], str], noun: str
@@ -215,15 +218,17 @@ class _Counting:
         opening: set[str] = set()
 
         def surfaces() -> Iterator[str]:
-            for packed, _ in self._linked():
-                surface = packed.decode()
+            for encoded, _ in self._linked():
+                surface = encoded.decode()
                 if len(surface) <= LONGEST:
                     if not surface[0].isalnum():
                         opening.add(surface[0])
                     yield surface
 
-        path = self.work / "surfaces.marisa"
-        write_atomically(path, marisa_trie.Trie(surfaces()).tobytes())
+        packed = marisa_trie.Trie(surfaces()).tobytes()
+        # named by its content: workers keep the one that they have mapped
+        path = self.work / f"surfaces-{hashlib.sha256(packed).hexdigest()[:16]}.marisa"
+        write_atomically(path, packed)
         return path, "".join(sorted(opening))
 
     def _surfaces(self, unlinked: Sequence[Path], occurrences: dict[str, int]) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ a range is a group of streams, and the number of its pages is known. A gz or xz 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from data_tools.wikipedia.pieces import is_splittable, packing
 from data_tools.wikipedia.sources import Kind, Source
 from erica_dist.errors import DamagedInputError, UserError
 
+_NONE = np.zeros(0, np.int64)
 RANGE_BYTES = {"bz2": 2 << 20, "": 8 << 20}  # of the file as it is; about 8 MB of text either way
 
 
@@ -59,22 +61,22 @@ def plan(files: Sequence[Source], range_bytes: int = 0, allow_incomplete: bool =
 
 
 def _ranges_of(path: str, kind: Kind, range_bytes: int, allow_incomplete: bool) -> Iterator[Range]:
-    index = index_of(path) if kind == "dump" else None
+    offsets, counts, index = _NONE, _NONE, index_of(path) if kind == "dump" else None
     names = _namespaces(path) if kind == "dump" else ()
     size = os.path.getsize(path)
     step = range_bytes or RANGE_BYTES.get(packing(path), 0)
     if index is not None:
         offsets, counts = read_index(index, path, allow_incomplete)
+    if index is not None and len(offsets):
         firsts = _groups(offsets, step)
+        for first in firsts:
+            check_stream(index, path, int(offsets[first]))
+        # the head goes with the first group, what follows the last stream with the last
         borders = [0, *(int(offsets[first]) for first in firsts[1:]), None]
-        listed = np.add.reduceat(counts, firsts) if len(counts) else [0]
-        check_stream(index, path, int(offsets[0]) if len(offsets) else 0)
-        for number, pages in enumerate(listed):
-            check_stream(index, path, borders[number] or 0)
-            yield Range(path, kind, borders[number] or 0, borders[number + 1], int(pages), names)
+        for (start, stop), pages in zip(itertools.pairwise(borders), np.add.reduceat(counts, firsts), strict=True):
+            yield Range(path, kind, start or 0, stop, int(pages), names)
     elif is_splittable(path):
-        starts = [*range(0, max(size, 1), step)]
-        for start in starts:
+        for start in range(0, max(size, 1), step):
             yield Range(path, kind, start, start + step if start + step < size else None, -1, names)
     else:
         yield Range(path, kind, 0, None, -1, names)

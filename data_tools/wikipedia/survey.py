@@ -123,6 +123,14 @@ def survey(
     return Survey(list(_marked(units, repeated)), incomplete, total)
 
 
+def report_incomplete(step: str, found: Survey) -> None:
+    """Tell on the terminal what is missing, if anything is."""
+    for entry in found.incomplete[:LISTED]:
+        print(f"{step}: incomplete: {entry['text']}", flush=True)
+    if len(found.incomplete) > LISTED:
+        print(f"{step}: incomplete: {len(found.incomplete)} ranges in all; the manifest lists them", flush=True)
+
+
 def _read(folder: Path, name: str) -> Scan:
     scan = read_scan(folder, name)
     if scan is None:
