@@ -129,9 +129,9 @@ def test_a_full_disk_is_said_and_the_rest_is_kept(tmp_path: Path, packing: str) 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         fails = limit < 10**9
-        with pytest.raises(UserError, match="cannot write .*is the disk full") if fails else nullcontext() as error:
+        with pytest.raises(UserError, match=r"cannot write .*disk full") if fails else nullcontext() as error:
             build_kb(again)
-        if fails and "Traceback" not in str(error):
+        if fails and "Traceback" not in str(error.value):
             os._exit(2)
 
     found = [in_a_fork(lambda limit=limit: limited(limit)) for limit in (0, 60, 300, 1000, 2000, 4000, 10**9)]

@@ -41,11 +41,11 @@ class LinkStatistics:
     def between(self, first: bytes, last: bytes | None, entity_of: Callable[[str], int]) -> dict[bytes, Surface]:
         """The surfaces in [first, last) that are linked; targets that are no entity's title are left out."""
         found: dict[bytes, Surface] = {}
-        for surface, linked, unlinked in self._lines("surfaces.tsv", first, last):
+        for surface, linked, unlinked in self._lines("surfaces.tsv", 2, first, last):
             links, occurrences = int(linked), int(linked) + int(unlinked)
             share = links / max(occurrences, 1)
             found[surface] = Surface(share, links >= self.min_links and share >= self.min_share)
-        for surface, target, count in self._lines("links.tsv", first, last):
+        for surface, target, count in self._lines("links.tsv", 1, first, last):
             entity = entity_of(target.decode())
             if entity >= 0 and surface in found:
                 links_of = found[surface].links
@@ -54,7 +54,8 @@ class LinkStatistics:
             entry.is_name = entry.is_name and bool(entry.links)
         return found
 
-    def _lines(self, name: str, first: bytes, last: bytes | None) -> Iterator[list[bytes]]:
+    def _lines(self, name: str, numbers: int, first: bytes, last: bytes | None) -> Iterator[list[bytes]]:
+        """The columns of the lines in [first, last); the last `numbers` of three are numbers."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -67,9 +68,9 @@ class LinkStatistics:
                     columns = line.rstrip(b"\n").split(b"\t")
                     if last is not None and columns[0] >= last:
                         return
-                    if len(columns) != 3:
+                    if len(columns) != 3 or not all(map(bytes.isdigit, columns[-numbers:])):
                         raise UserError(
-                            f"{path}: the line at byte {start} has {len(columns)} columns in place of 3; count again"
+                            f"{path}: the line at byte {start} has not 3 columns, {numbers} of numbers; count again"
                         )
                     start += len(line)
                     yield columns
