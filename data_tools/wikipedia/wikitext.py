@@ -1,7 +1,7 @@
 """Wikitext of one article -> plain paragraphs with the spans of their links.
 
-    wikitext --> comments and references out --> nodes (`nodes.py`) --> walked once, what a reader sees is written
-             --> paragraphs (`writer.py`)
+    wikitext --> comments and references out (`raw_text.py`) --> nodes (`nodes.py`) --> walked once, what a reader sees
+             is written, of templates by `templates.py` --> paragraphs (`writer.py`)
 
 Not written: templates but for the inline ones of `templates.py`, tables, references, formulas, galleries, files,
 categories, links to other languages, comments, and the closing sections of references and links.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from data_tools.pages import Paragraph
 from data_tools.wikipedia import nodes
 from data_tools.wikipedia.nodes import Code
+from data_tools.wikipedia.raw_text import prepared, shown_text
 from data_tools.wikipedia.templates import visible_parts
 from data_tools.wikipedia.titles import normalise_title
 from data_tools.wikipedia.writer import HOLE, ParagraphWriter, has_markup
@@ -51,21 +52,6 @@ _OTHER_WORDS = """
 _OTHER_PREFIXES = frozenset(_OTHER_WORDS.split())
 _LANGUAGE_PREFIX = re.compile(r"(?:[a-z]{2,3}|simple|[a-z]{2,3}-[a-z-]+):(?=\S)")
 _TRAIL = re.compile("[a-z\u00df-\u00f6\u00f8-\u00ff]+")
-_QUOTES = re.compile("'{2,}")
-_THIRD_BRACKET = re.compile(r"(?<!\[)\[(?=\[\[[^\[])")
-_BOLD = re.compile("'''+")
-_SWITCH = re.compile("__[A-Z]+__")
-_INVISIBLE = re.compile("[\u200b\ufeff\u200e\u200f\u2060\u00ad\ufffc]")
-# MediaWiki takes comments and references out before it reads the markup, and so does this: they are most of the bytes.
-_UNREAD = re.compile(
-    r"""<(?:
-        (?P<comment>!--(?>.*?(?:-->|\Z))(?:[ \t]*+<!--(?>.*?(?:-->|\Z)))*+)(?P<rest_of_line>[ \t]*+\n)?
-      | (?P<reference>(?i:ref)(?:\s(?:[^<>"]|"[^"<>]*")*?)?(?:/>|>(?:(?!<(?i:ref)[\s>/]).)*?</(?i:ref)\s*>))
-      | (?P<tag>(?i:nowiki|pre|math|syntaxhighlight|source))\b[^<>]*(?<!/)>.*?</(?P=tag)\s*>
-    )""",
-    re.DOTALL | re.VERBOSE,
-)
-
 _WORD_BEFORE = re.compile(r"(?:^|[\w,’”\"]) $")
 _SENTENCE_GOES_ON = re.compile(r" [a-z0-9(]|[,.;:)](?:\s|$)")
 _NOTE = re.compile(
@@ -96,62 +82,13 @@ def to_paragraphs(wikitext: str, prefixes: Prefixes | None = None) -> tuple[list
     """The paragraphs of an article, and the counts of what was removed; link targets are normalised, not resolved."""
     walker = _Walker(prefixes or Prefixes())
     try:
-        page = nodes.parse(_apostrophes_told(_prepared(wikitext, walker.writer.counts)))
+        page = nodes.parse(prepared(wikitext, walker.writer.counts))
     except nodes.ParserError:
         return [], Counter({"pages that the wikitext parser refused": 1})
     walker.find_the_end(page)
     walker.walk(page)
     walker.writer.end_paragraph()
     return walker.writer.paragraphs, +walker.writer.counts
-
-
-def _prepared(wikitext: str, counts: Counter[str]) -> str:
-    def shown(match: re.Match[str]) -> str:
-        if match["comment"]:
-            # comments that fill a line take the line with them
-            fills_line = wikitext[: match.start()].rstrip(" \t").endswith("\n") if match["rest_of_line"] else False
-            return "" if fills_line else match["rest_of_line"] or ""
-        counts["references removed"] += match["reference"] is not None
-        return "" if match["reference"] else match.group()
-
-    wikitext = _UNREAD.sub(shown, wikitext) if "<" in wikitext else wikitext
-    # "[[[A]]]" is a link in brackets, which the tokenizer takes for no link at all.
-    return _THIRD_BRACKET.sub("&#91;", wikitext) if "[[[" in wikitext else wikitext
-
-
-def _apostrophes_told(wikitext: str) -> str:
-    """Of `L'''Arc''`, three quotes are an apostrophe and two that open: the apostrophe is written as an entity."""
-    kept: list[str] = []
-    place = 0
-    for run in _BOLD.finditer(wikitext):
-        start = wikitext.rfind("\n", 0, run.start()) + 1
-        if start < place or wikitext[run.start() - 1 : run.start()] in ("", "\n", " "):
-            continue
-        end = wikitext.find("\n", run.end())
-        kept += [wikitext[place:start], _apostrophe_told(wikitext[start:end] if end >= 0 else wikitext[start:])]
-        place = end if end >= 0 else len(wikitext)
-    return "".join([*kept, wikitext[place:]])
-
-
-def _apostrophe_told(line: str) -> str:
-    """MediaWiki's rule (Parser::doQuotes) for a line with an odd number of both bold and italic marks: the three quotes
-    after a word of one letter, else after a longer one, else after a blank, whichever comes first.
-    """
-    runs = [(run.start(), len(run.group())) for run in _QUOTES.finditer(line)]
-    if sum(width > 2 for _, width in runs) % 2 == 0 or sum(width == 2 or width > 4 for _, width in runs) % 2 == 0:
-        return line
-    bold = [at for at, width in runs if width == 3]
-    after_word = [at for at in bold if line[at - 1 : at] not in ("", " ")]
-    after_letter = [at for at in after_word if line[at - 2 : at - 1] == " "]
-    for at in [*after_letter[:1], *after_word[:1], *bold[:1]]:
-        return f"{line[:at]}&#39;{line[at + 1 :]}"
-    return line
-
-
-def _without_quotes(run: re.Match[str]) -> str:
-    """Two quotes, three and five are markup; what is more is text."""
-    length = len(run.group())
-    return "'" * {2: 0, 3: 0, 4: 1, 5: 0}.get(length, length - 5)
 
 
 @dataclass
@@ -216,13 +153,7 @@ class _Walker:
         return inner.writer.text()
 
     def _text(self, text: str) -> None:
-        if "''" in text:
-            text = _QUOTES.sub(_without_quotes, text)
-        if "__" in text:
-            text = _SWITCH.sub("", text)
-        if not text.isascii():
-            text = _INVISIBLE.sub("", text)
-        self.writer.write(text)
+        self.writer.write(shown_text(text))
 
     def _heading(self, node: nodes.Heading) -> None:
         self.writer.end_paragraph()
