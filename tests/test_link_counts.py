@@ -6,6 +6,10 @@ import bz2
 import dataclasses
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from data_tools.wikipedia import link_counts, ranges, sorted_counts
 from data_tools.wikipedia.link_counts import count_links
 from data_tools.wikipedia.link_units import find_surfaces
 from data_tools.wikipedia.sorted_counts import MergeTask, is_storable, merge, write_counts
-from erica_dist.config import LinkCountsJob, RayConfig
+from erica_dist.config import LinkCountsJob, RayConfig, dump
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import read_manifest
 from tests.corpora import folder_bytes
@@ -110,6 +114,29 @@ def test_workers_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ranges, "RANGE_BYTES", {"bz2": 300})
     count_links(job(tmp_path, "two", workers=2))
     assert folder_bytes(tmp_path / "two") == folder_bytes(tmp_path / "counts")
+
+
+@pytest.mark.ray
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    names = [f"Name {number}" for number in range(400)]
+    texts = [" and ".join(f"[[{names[(n * m) % 400]}|word {m}]]" for m in range(1, 300)) for n in range(400)]
+    write(tmp_path / "d.xml.bz2", [page(n + 1, names[n], f"{text} word 7.") for n, text in enumerate(texts)])
+    count_links(job(tmp_path))
+    settings = tmp_path / "job.yaml"
+    settings.write_text(dump(job(tmp_path, "killed", workers=2)))
+    command = [sys.executable, "-m", "erica_dist.cli", "count-links", "--config", str(settings)]
+    units = tmp_path / "killed" / ".build" / "units"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not list(units.glob("*.json")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert 0 < len(list(units.glob("*.json"))) < 8
+    assert not (tmp_path / "killed" / "manifest.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert folder_bytes(tmp_path / "killed") == folder_bytes(tmp_path / "counts")
 
 
 def test_a_run_that_ended_anywhere_goes_on(

@@ -83,7 +83,7 @@ def test_a_multistream_without_index_that_is_cut_off_between_streams(tmp_path: P
         assert kept(path, range_bytes) == list(range(1, 33 if size == streams[9] else 61))
 
 
-@pytest.mark.parametrize("range_bytes", [0, 30_000, 1000])
+@pytest.mark.parametrize("range_bytes", [0, 30_000, 7000])
 def test_a_single_stream_that_is_cut_off(tmp_path: Path, single: Path, range_bytes: int) -> None:
     path = tmp_path / "cut.xml.bz2"
     size = single.stat().st_size * 2 // 3
@@ -94,7 +94,7 @@ def test_a_single_stream_that_is_cut_off(tmp_path: Path, single: Path, range_byt
     assert 100 < len(ids) < 200
 
 
-@pytest.mark.parametrize("range_bytes", [0, 30_000, 1000])
+@pytest.mark.parametrize("range_bytes", [0, 30_000, 7000])
 def test_a_flipped_bit_loses_no_page_of_another_range(tmp_path: Path, single: Path, range_bytes: int) -> None:
     path = tmp_path / "flipped.xml.bz2"
     data = bytearray(single.read_bytes())
@@ -114,28 +114,29 @@ def test_a_flipped_bit_loses_no_page_of_another_range(tmp_path: Path, single: Pa
 def test_every_cut_of_a_plain_dump_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "d.xml"
     text = (HEAD + "".join(page(number, f"T{number}", "x") for number in range(1, 6)) + TAIL).encode()
-    for size in range(len(HEAD) + 1, len(text) - 2, 11):
+    for size in range(len(HEAD) + 1, len(text) - 2, 31):
         path.write_bytes(text[:size])
         for range_bytes in (0, 150):
             with pytest.raises(DamagedInputError, match="ends too early at byte"):
                 plan_ranges([path], 7, range_bytes=range_bytes)
+    path.write_bytes(text[: -len(TAIL)])
     assert kept(path, 150) == [1, 2, 3, 4, 5]
 
 
 def test_json_lines_in_a_cut_gzip_file(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl.gz"
-    lines = "".join(json.dumps({"title": f"T{n}", "text": str(hash_like(n, 1)) * 40}) + "\n" for n in range(8000))
+    lines = "".join(json.dumps({"title": f"T{n}", "text": str(hash_like(n, 1)) * 40}) + "\n" for n in range(5000))
     data = gzip.compress(lines.encode())
     path.write_bytes(data[: len(data) - 30])
     assert f"{path}: the file is cut off at byte {len(data) - 30}" in refusal(path)
     ids = kept(path)
     assert ids == list(range(1, len(ids) + 1))
-    assert len(ids) > 7000
+    assert len(ids) > 4000
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 64
     path.write_bytes(flipped)
     assert "damaged data before byte" in refusal(path)
-    assert 1000 < len(kept(path)) < 8000
+    assert 1000 < len(kept(path)) < 5000
 
 
 # ------------------------------------------------------------------------------------------------ the build

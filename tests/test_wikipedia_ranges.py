@@ -164,7 +164,7 @@ def test_pages_without_id_are_numbered_by_line_in_any_cut(
     assert [one.title for one in found] == [f"T{number}" for number in range(40)]
 
 
-@pytest.mark.parametrize("range_bytes", [3, 100, 100_000])
+@pytest.mark.parametrize("range_bytes", [30, 100, 100_000])
 def test_a_malformed_line_is_named_in_any_range(tmp_path: Path, range_bytes: int) -> None:
     path = write_lines(tmp_path / "p.jsonl", [*LINES, '{"title": 3}'])
     with pytest.raises(UserError, match=r"p\.jsonl:43: 'title' is missing"):

@@ -41,7 +41,8 @@ from erica_dist.shards.tarfiles import sha256_file, write_atomically
 FORMAT = "erica-dist/link-statistics"
 LINKS, SURFACES = "links.tsv", "surfaces.tsv"
 COUNTS_VERSION = 1  # raise it when any step gives other results
-PAGES_PER_TASK = 1000
+PAGES_PER_TASK = 1000  # for small inputs fewer, so that all cores have work
+LEAST_PAGES = 50
 NEEDED = 6.0  # bytes on the disk for a byte of packed input: unlinked text, counts of units, rounds of merges
 
 
@@ -158,7 +159,9 @@ class _Counting:
         scans = self.work / "scan"
         scans.mkdir(exist_ok=True)
         names = scan_ranges("count-links", parts, contents, scans, self.slots, self.retries)
-        found = survey(parts, names, scans, PAGES_PER_TASK, self.work / "redirects.marisa", allow_incomplete)
+        megabytes = sum(Path(path).stat().st_size for path in contents) >> 20
+        pages = min(PAGES_PER_TASK, max(LEAST_PAGES, megabytes))
+        found = survey(parts, names, scans, pages, self.work / "redirects.marisa", allow_incomplete)
         report_incomplete("count-links", found)
         return found
 

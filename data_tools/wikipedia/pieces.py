@@ -20,7 +20,7 @@ from data_tools.bz2_blocks import blocks
 from erica_dist.errors import DamagedInputError, UserError
 
 CHUNK = 1 << 20
-_PACKED_CHUNK = 1 << 16  # small, as what a damaged chunk held is lost
+_PACKED_CHUNK = 1 << 13  # small, as what a damaged chunk held is lost
 _BZ2, _GZIP, _XZ = b"BZh", b"\x1f\x8b", b"\xfd7zXZ\x00"
 
 
