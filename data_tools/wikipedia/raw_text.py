@@ -49,7 +49,13 @@ def shown_text(text: str) -> str:
         text = _QUOTES.sub(_without_quotes, text)
     if "__" in text:
         text = _SWITCH.sub("", text)
-    return text if text.isascii() else _INVISIBLE.sub("", text)
+    return _INVISIBLE.sub("", text) if _may_be_invisible(text) else text
+
+
+def _may_be_invisible(text: str) -> bool:
+    # Each look-up is a scan at memory speed, or none at all where the text has no such wide characters.
+    marks = "\u200e" in text or "\u200f" in text or "\ufffc" in text
+    return marks or "\u00ad" in text or "\u200b" in text or "\ufeff" in text or "\u2060" in text
 
 
 def _apostrophes_told(wikitext: str) -> str:

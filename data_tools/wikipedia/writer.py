@@ -25,7 +25,12 @@ _TIDY = re.compile(
       | (?<=[,;])\s*,(?=\s)""",
     re.VERBOSE,
 )
-_OPENED = re.compile(r"[(\[][\s;,:–\-)\]]")
+# Wherever `_TIDY` finds something, one of these does. Each begins with one character, which is found at memory speed.
+_BEFORE_MARK = re.compile(r" [,.;:)]")
+_AFTER_COMMA = re.compile(r",[,)]")
+_AFTER_SEMICOLON = re.compile(r";[,)]")
+_OPENED = re.compile(r"\([\s;,:–\-)\]]")
+_OPENED_SQUARE = re.compile(r"\[[\s;,:–\-)\]]")
 _LEFTOVER = re.compile(
     r"""\[\[|\]\]|\{\{|\}\}|\{\||\|\}|\|\||\|-|''|^==|==$|\[https?:
       | </?(?:ref|br|div|span|small|sup|sub|table|tr|td|th|blockquote|center|font
@@ -152,10 +157,8 @@ def tidied(text: str, links: list[Link]) -> tuple[str, list[Link]]:
 
 def _may_hang(text: str) -> bool:
     """True wherever `_TIDY` finds something."""
-    before_mark = " ," in text or " ." in text or " ;" in text or ",," in text or ";," in text
-    if before_mark or " )" in text or ",)" in text or ";)" in text or " :)" in text:
-        return True
-    return ("(" in text or "[" in text) and _OPENED.search(text) is not None
+    before = _BEFORE_MARK.search(text) or _AFTER_COMMA.search(text) or _AFTER_SEMICOLON.search(text)
+    return (before or _OPENED.search(text) or _OPENED_SQUARE.search(text)) is not None
 
 
 def _deleted(text: str, links: list[Link], spans: Sequence[tuple[int, int]]) -> tuple[str, list[Link]]:
