@@ -60,8 +60,9 @@ def build_kb(job: KnowledgeBaseJob) -> dict[str, int]:
             else.
     """
     settings, inputs = _check(job)
+    job = _absolute(job)
     request = fingerprint([BUILD_VERSION, erica_dist.__version__, settings, inputs])
-    out = Path(job.out).absolute()
+    out = Path(job.out)
     if (standing := _standing(out, request, job.allow_incomplete)) is not None:
         print(f"build-kb: {out} is already built with these settings, nothing to do", flush=True)
         return standing
@@ -129,6 +130,12 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
             "min_share": job.links.min_share,
         }
     return settings, [dump.identity(path) for path in paths]
+
+
+def _absolute(job: KnowledgeBaseJob) -> KnowledgeBaseJob:
+    """`job` by paths that workers in other folders understand."""
+    dump_file, out, counts = (path and str(Path(path).absolute()) for path in (job.dump, job.out, job.links.counts))
+    return dataclasses.replace(job, dump=dump_file, out=out, links=dataclasses.replace(job.links, counts=counts))
 
 
 def _standing(out: Path, request: str, allow_incomplete: bool) -> dict[str, int] | None:

@@ -98,6 +98,11 @@ def runs_of(listing: str | Path) -> Iterator[Run]:
         yield Run.open(Path(line))
 
 
+def sampled(keys: Any) -> Any:
+    """Every `SAMPLE`-th of sorted keys, from the middle of the first that many on: at least one, and none too low."""
+    return keys[min(SAMPLE, len(keys)) // 2 :: SAMPLE]
+
+
 # ------------------------------------------------------------------------------------------------ numbers as keys
 
 
@@ -111,7 +116,7 @@ def number_columns(keys: NDArray[np.uint64], **payload: NDArray[Any]) -> dict[st
         for column in payload.values():
             fresh[1:] |= column[1:] != column[:-1]
     keys = keys[fresh]
-    return {"keys": keys, "sample": keys[::SAMPLE], **{name: column[fresh] for name, column in payload.items()}}
+    return {"keys": keys, "sample": sampled(keys), **{name: column[fresh] for name, column in payload.items()}}
 
 
 def number_ranges(samples: Iterable[NDArray[np.uint64]], rows: int, kept_bits: int = 64) -> list[tuple[int, int]]:
@@ -143,7 +148,7 @@ def string_columns(rows: Iterable[tuple[bytes, *tuple[int, ...]]], *names: str) 
     keys = [row[0] for row in ordered]
     columns: dict[str, NDArray[Any]] = {}
     columns["bytes"], columns["offsets"] = packed(keys)
-    columns["sample_bytes"], columns["sample_offsets"] = packed(keys[::SAMPLE])
+    columns["sample_bytes"], columns["sample_offsets"] = packed(sampled(keys))
     for number, name in enumerate(names, 1):
         columns[name] = np.fromiter((row[number] for row in ordered), np.uint32, len(ordered))
     return columns
