@@ -104,7 +104,7 @@ class ParagraphWriter:
 
     def text(self) -> str:
         """What has been written of the paragraph that is not yet ended."""
-        return "".join(self._pieces)
+        return " ".join("".join(self._pieces).replace(HOLE, "").split())
 
     def end_paragraph(self) -> None:
         if self.one_paragraph:
