@@ -244,6 +244,7 @@ def test_leftover_markup_never_reaches_the_text() -> None:
     assert paragraphs[0].text == "Fine."
     assert all("[[" not in paragraph.text and "{{" not in paragraph.text for paragraph in paragraphs)
     assert counts["paragraphs with leftover markup"] >= 1
+    assert to_paragraphs("[[Unknown:x.jpg|thumb|250px|[[a]]\n\n|valign=top| b\n\nA | b.")[0] == [Paragraph("A | b.")]
 
 
 def test_prefixes_of_another_language_come_from_the_dump() -> None:

@@ -32,7 +32,7 @@ _AFTER_SEMICOLON = re.compile(r";[,)]")
 _OPENED = re.compile(r"\([\s;,:–\-)\]]")
 _OPENED_SQUARE = re.compile(r"\[[\s;,:–\-)\]]")
 _LEFTOVER = re.compile(
-    r"""\[\[|\]\]|\{\{|\}\}|\{\||\|\}|\|\||\|-|''|^==|==$|\[https?:
+    r"""\[\[|\]\]|\{\{|\}\}|\{\||\|\}|\|\||\|-|''|^==|==$|\[https?:|(?:\bthumb|[0-9]px)\||\|[a-z]+=
       | </?(?:ref|br|div|span|small|sup|sub|table|tr|td|th|blockquote|center|font
                 |nowiki|gallery|math|code|p|b|i|u)\b""",
     re.VERBOSE | re.IGNORECASE,
