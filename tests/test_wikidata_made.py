@@ -149,9 +149,9 @@ def test_the_knowledge_base_holds_what_the_maker_wrote(
     assert counts.get("entities of unexpected shape", 0) == counts.get("lines that are no JSON", 0) == 0
     name = "best_rank" if ranks == "best" else "nondeprecated"
     dropped = "triples from an entity to itself", "triples with an unknown end"
-    nameless = counts["items without a name"]
+    nameless = counts.get("items without a name", 0)
     if not nameless:
-        assert counts["facts"] + sum(counts[key] for key in dropped) == truth[f"triples_{name}"]
+        assert counts["facts"] + sum(counts.get(key, 0) for key in dropped) == truth[f"triples_{name}"]
     # closed: both ends have a label in English; here those in a fallback language count, too
     entities = {number(entity): entity for entity in entities_of(path, tmp_path) if entity.type == "item"}
     english = {one for one, entity in entities.items() if Decoder(Language("en", ())).label(entity)[0]}
@@ -169,7 +169,7 @@ def test_the_knowledge_base_holds_what_the_maker_wrote(
         for relation, _, tails in facts(entity, ranks)  # type: ignore[arg-type]
         if one in tails and one in english
     }
-    assert len(to_themselves) <= counts["triples from an entity to itself"]
+    assert len(to_themselves) <= counts.get("triples from an entity to itself", 0)
     assert len(closed | to_themselves) == truth[f"triples_{name}_closed"]
     assert checksum(closed | to_themselves) == truth["checksums"][f"{name}_closed"]
     # names, labels and titles of every item
