@@ -34,7 +34,7 @@ PAGE = Page(
     "Tom & Jerry",
     (
         Paragraph(FIRST, (Link(2, 9, "Cartoon series"), Link(13, 18, "MGM"), Link(22, 26, "Café")), section=""),
-        Paragraph("It began in 1940 <or so>, see the site and .", (), "Early years"),
+        Paragraph("It began in 1940 <or so>, see the site and.", (), "Early years"),
         Paragraph("It went on for a long time, for many, many years indeed.", (), "Early years"),
         Paragraph("Short last line.", (), "Early years"),
     ),
@@ -107,6 +107,16 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no wiki_\* files"):
         plan_ranges([tmp_path / "empty"], 10)
+
+
+def test_markup_left_over_is_dropped_and_counted_and_hanging_punctuation_tidied(tmp_path: Path) -> None:
+    path = tmp_path / "wiki_00"
+    body = ["A", "", "Kept ( ; ) text, of A.", "{{left}} over", "a &lt;ref&gt;note", "* * *", "The last of them."]
+    path.write_text(doc(1, "A", body))
+    found, counts = read_source(path)
+    (only,) = found
+    assert [paragraph.text for paragraph in only.paragraphs] == ["Kept text, of A.", "a note", "The last of them."]
+    assert (counts["paragraphs with leftover markup"], counts["paragraphs without a letter"]) == (1, 1)
 
 
 def test_disambiguation_and_list_pages_are_known_by_title(tmp_path: Path) -> None:

@@ -2,21 +2,23 @@
 
 In the `<doc>` form a page is `<doc id="12" url="..." title="A">`, its title, a blank line, one paragraph a line, and
 `</doc>`. In both forms a section's heading is a short line that ends in ".", and, where they were extracted, links are
-`<a href="percent-encoded title">surface</a>`; the text is HTML-escaped or not, anchors included. A link's span is where
-its surface is written into the paragraph.
+`<a href="percent-encoded title">surface</a>`; the text is HTML-escaped or not, anchors included. Paragraphs are written
+as those of wikitext are: spans noted while writing, hanging punctuation tidied, markup left over counted and dropped.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data_tools.pages import Link, Page, Paragraph
+from data_tools.pages import Page
 from data_tools.wikipedia.line_ranges import PlacedLine
 from data_tools.wikipedia.titles import normalise_title
+from data_tools.wikipedia.writer import ParagraphWriter
 from erica_dist.errors import DamagedInputError, UserError
 
 _DOC = re.compile(rb'<doc (?=[^<]*\btitle=")(?=[^<]*\bid=")')
@@ -40,6 +42,7 @@ _HEADING_WORDS, _HEADING_CHARACTERS = 8, 70
 
 class PlacedDoc(NamedTuple):
     page: Page
+    counts: Counter[str]  # paragraphs dropped by reason
     place: int
     number: int  # lines of the range before it
 
@@ -66,7 +69,7 @@ def read_docs(path: str | Path, start: int, lines: Iterable[PlacedLine]) -> Iter
                     "the file after what it holds (.xml, .jsonl) or leave it out"
                 )
         elif line.content.rstrip() == _END:
-            yield PlacedDoc(_page(path, opened, body), opened.place, opened.number)
+            yield PlacedDoc(*_page(path, opened, body), opened.place, opened.number)
             opened, body = None, []
         else:
             body.append(line.content.decode(errors="replace"))
@@ -77,7 +80,7 @@ def read_docs(path: str | Path, start: int, lines: Iterable[PlacedLine]) -> Iter
         )
 
 
-def _page(path: str | Path, opened: PlacedLine, body: list[str]) -> Page:
+def _page(path: str | Path, opened: PlacedLine, body: list[str]) -> tuple[Page, Counter[str]]:
     tag = opened.content.decode(errors="replace")
     number, title = _ID.search(tag), _TITLE.search(tag)
     if not number or not title or not normalise_title(title.group(1)):
@@ -85,62 +88,53 @@ def _page(path: str | Path, opened: PlacedLine, body: list[str]) -> Page:
     return extracted_page(int(number.group(1)), title.group(1), body)
 
 
-def extracted_page(page_id: int, title: str, lines: Iterable[str]) -> Page:
-    """The page of WikiExtractor's lines; a first line that repeats the title is left out."""
+def extracted_page(page_id: int, title: str, lines: Iterable[str]) -> tuple[Page, Counter[str]]:
+    """The page of WikiExtractor's lines, and its paragraphs dropped by reason; a first line that repeats the title is
+    left out."""
     title = normalise_title(title)
     kept = [stripped for line in lines if (stripped := line.strip())]
     if kept and normalise_title(kept[0]) == title:
         del kept[0]
-    paragraphs: list[Paragraph] = []
-    section = ""
+    writer = ParagraphWriter()
     for place, line in enumerate(kept):
         heading = _heading(line, last=place + 1 == len(kept), first=place == 0)
         if heading is not None:
-            section = heading
-        elif (paragraph := _paragraph(_BULLET.sub("", line), section)).text:
-            paragraphs.append(paragraph)
-    return Page(page_id, title, tuple(paragraphs))
+            writer.section = heading
+        else:
+            _write(writer, _BULLET.sub("", line))
+    return Page(page_id, title, tuple(writer.paragraphs)), +writer.counts
 
 
 def _heading(line: str, first: bool, last: bool) -> str | None:
     """The heading that this line is, without its full stop; None for a paragraph."""
     if marked := _MARKED_HEADING.match(line):
-        return _paragraph(marked.group(1), "").text
+        return _shown(marked.group(1))
     is_short = len(line) < _HEADING_CHARACTERS and len(line.split()) <= _HEADING_WORDS
     if first or last or not is_short or not line.endswith(".") or "[[" in line:
         return None
-    return _paragraph(line[:-1], "").text
+    return _shown(line[:-1])
 
 
-def _paragraph(line: str, section: str) -> Paragraph:
-    """The line as plain text with its links' spans; runs of white space become one blank."""
-    pieces: list[str] = []
-    links: list[Link] = []
-    length, blank, last = 0, False, 0
-
-    def write(raw: str) -> tuple[int, int]:
-        nonlocal length, blank
-        text = _TAG.sub(" ", _ENTITY.sub(lambda match: html.unescape(match.group()), raw))
-        words = text.split()
-        if not words:
-            blank = blank or bool(text)
-            return length, length
-        if length and (blank or text[0].isspace()):
-            pieces.append(" ")
-            length += 1
-        joined = " ".join(words)
-        pieces.append(joined)
-        start, length, blank = length, length + len(joined), text[-1].isspace()
-        return start, length
-
+def _write(writer: ParagraphWriter, line: str) -> None:
+    """Write the line as one paragraph."""
+    last = 0
     for anchor in _ANCHOR.finditer(line):
-        write(line[last : anchor.start()])
-        start, end = write(anchor.group(2))
-        if start < end and (target := _target(anchor.group(1))):
-            links.append(Link(start, end, target))
+        writer.write(_plain(line[last : anchor.start()]))
+        writer.begin_link()
+        writer.write(_plain(anchor.group(2)))
+        writer.end_link(_target(anchor.group(1)))
         last = anchor.end()
-    write(line[last:])
-    return Paragraph("".join(pieces), tuple(links), section)
+    writer.write(_plain(line[last:]))
+    writer.end_paragraph()
+
+
+def _plain(escaped: str) -> str:
+    return _TAG.sub(" ", _ENTITY.sub(lambda match: html.unescape(match.group()), escaped))
+
+
+def _shown(line: str) -> str:
+    """The line's text without its links."""
+    return " ".join(_plain(_ANCHOR.sub(r"\2", line)).split())
 
 
 def _target(href: str) -> str:

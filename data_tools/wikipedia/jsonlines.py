@@ -6,6 +6,7 @@ The text is plain: each line of it is a paragraph, without links. An object with
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -17,8 +18,8 @@ from data_tools.wikipedia.titles import normalise_title
 NO_ID = -1  # page_id of a page whose line gives none
 
 
-def parse_line(content: bytes) -> Page:
-    """The page of one line.
+def parse_line(content: bytes) -> tuple[Page, Counter[str]]:
+    """The page of one line, and its paragraphs dropped by reason (WikiExtractor's only).
 
     Raises:
         ValueError: no JSON object, `title` or `text` missing or no text, or an id that is no whole number.
@@ -40,11 +41,8 @@ def parse_line(content: bytes) -> Page:
     if page_id is not None and (not isinstance(page_id, int) or isinstance(page_id, bool) or page_id < 0):
         raise ValueError(f"'page_id' must be a whole number, found {page_id!r}")
     paragraphs = (" ".join(paragraph.split()) for paragraph in entry["text"].split("\n"))
-    return Page(
-        NO_ID if page_id is None else page_id,
-        normalise_title(entry["title"]),
-        tuple(Paragraph(paragraph) for paragraph in paragraphs if paragraph),
-    )
+    kept = tuple(Paragraph(paragraph) for paragraph in paragraphs if paragraph)
+    return Page(NO_ID if page_id is None else page_id, normalise_title(entry["title"]), kept), Counter()
 
 
 def _extracted_id(value: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,13 @@ class Range:
 
 
 class Record(NamedTuple):
-    """A page, the last place from which a range that starts there has it, and the range's own lines before it."""
+    """A page, the last place from which a range that starts there has it, the range's own lines before it, and its
+    paragraphs dropped by reason (of a raw page none yet)."""
 
     page: dump.RawPage | Page
     place: int
-    line: int = 0
+    line: int
+    counts: Counter[str]
 
 
 def plan(files: Sequence[Source], range_bytes: int = 0, allow_incomplete: bool = False) -> list[Range]:
@@ -106,10 +109,10 @@ def records(part: Range) -> Iterator[Record]:
     """
     if part.kind == "dump":
         for page, place in dump.read_range(part.path, part.start, part.stop, dict(part.namespaces)):
-            yield Record(page, place)
+            yield Record(page, place, 0, Counter())
     elif part.kind == "extracted":
         for doc in read_docs(part.path, part.start, read_lines_of(part.path, part.start, part.stop)):
-            yield Record(doc.page, doc.place, doc.number)
+            yield Record(doc.page, doc.place, doc.number, doc.counts)
     else:
         for line in read_lines_of(part.path, part.start, part.stop):
             if not line.owned:
@@ -117,10 +120,11 @@ def records(part: Range) -> Iterator[Record]:
             if not line.content.strip():
                 continue
             try:
-                yield Record(parse_line(line.content), line.place, line.number)
+                page_of_line, counts = parse_line(line.content)
             except ValueError as error:
                 number = line_number(part.path, part.start, line.number)
                 raise UserError(f"{part.path}:{number}: {error}") from error
+            yield Record(page_of_line, line.place, line.number, counts)
 
 
 def range_name(part: Range) -> str:

@@ -73,6 +73,7 @@ def read_unit(unit: Unit) -> tuple[list[Page], Counter[str]]:
         elif reason := _no_article(page, unit.kind):
             counts[reason] += 1
         else:
+            counts.update(record.counts)
             if isinstance(page, RawPage):
                 paragraphs, of_text = to_paragraphs(page.wikitext, prefixes)
                 counts.update(of_text)

@@ -88,7 +88,7 @@ def _scan(task: ScanTask) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     damage = ""
     try:
-        for page, place, line in records(part):
+        for page, place, line, _ in records(part):
             columns["places"].append(place)
             columns["lines"].append(line)
             key = own = NO_KEY
