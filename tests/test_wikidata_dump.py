@@ -69,6 +69,7 @@ def bytes_for_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "BZ2_RATIO", 1)
     monkeypatch.setattr(dump, "_CHUNK", 700)
     monkeypatch.setattr(dump, "_PACKED_CHUNK", 300)
+    monkeypatch.setattr(dump, "_GIVEN", 500)
 
 
 def units_of(path: Path, size: int, done: set[int] | None = None) -> Iterator[Unit]:

@@ -37,6 +37,7 @@ _PADDING = b"\0"  # may follow a gz member
 _HEAD = 64  # bytes that show what a file is
 _CHUNK = 1 << 20
 _PACKED_CHUNK = 1 << 16  # of gz and zst; what lies before a damage in the same chunk is lost
+_GIVEN = 1 << 18  # of gz at a time: few enough not to be copied as it grows
 _WINDOW = 1 << 31  # the longest that zst knows (--long=31)
 _PROBES, _PROBE = 64, 1 << 16
 
@@ -288,17 +289,17 @@ def _unpack(path: str | Path) -> Iterator[bytes]:
     done = 0
     with open(path, "rb") as file:
         unpacker, whole = part(), True
-        packed = file.read(_PACKED_CHUNK)
-        while packed:
+        packed, data = file.read(_PACKED_CHUNK), b""
+        while packed or (data and not whole):  # what was given last may have been limited
             try:
-                data = unpacker.decompress(packed)
+                data = unpacker.decompress(packed, _GIVEN) if packing == "gz" else unpacker.decompress(packed)
             except (zstandard.ZstdError, isal_zlib.IsalError) as error:  # type: ignore[misc]
                 raise _damaged(path, file.tell(), done, error) from error
             done += len(data)
             if data:
                 yield data
             whole = unpacker.eof
-            packed = unpacker.unused_data.lstrip(_PADDING) if whole else b""
+            packed = unpacker.unused_data.lstrip(_PADDING) if whole else unpacker.unconsumed_tail
             packed = packed or file.read(_PACKED_CHUNK)
             if whole:
                 unpacker = part()
