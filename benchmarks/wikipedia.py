@@ -189,7 +189,14 @@ def against_source(path: Path) -> Table:
                 lost["headings, which become section titles"] += words.total()
             else:
                 markup = has_markup(line) or re.search(r"\[\[|\{\{|&\w+;|<\w", line)
-                rest.append(("lines that hold markup in the source" if markup else "all other lines", words))
+                rest.append(
+                    (
+                        "lines that hold markup in the source"
+                        if markup
+                        else "other lines, those of closing sections among them",
+                        words,
+                    )
+                )
         # what is missing is told of the lines with markup first, for those are dropped whole
         for reason, words in sorted(rest, key=lambda pair: pair[0]):
             lost[reason] += (words - have).total()
