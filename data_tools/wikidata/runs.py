@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,9 +70,9 @@ def read_index(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run opened: columns are views of one memory map."""
+    """A run opened: columns are views of one memory map, made when asked for."""
 
-    columns: Mapping[str, NDArray[Any]]
+    mapped: NDArray[np.uint8]
     said: Mapping[str, Any]
 
     @classmethod
@@ -78,18 +80,14 @@ class Run:
         index = read_index(path)
         if index is None:
             raise UserError(f"{path}.json has vanished or is damaged; run the same command again")
-        file = path.with_name(path.name + ".bin")
-        mapped: NDArray[Any] = np.zeros(0, np.uint8)
-        if file.stat().st_size:
-            mapped = np.asarray(np.memmap(file, np.uint8, "r"))
-        columns = {
-            name: mapped[place : place + length * np.dtype(dtype).itemsize].view(dtype)
-            for name, (place, dtype, length) in index["columns"].items()
-        }
-        return cls(columns, index)
+        with open(f"{path}.bin", "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return cls(np.zeros(0, np.uint8), index)
+            return cls(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8), index)
 
     def __getitem__(self, column: str) -> NDArray[Any]:
-        return self.columns[column]
+        place, dtype, length = self.said["columns"][column]
+        return self.mapped[place : place + length * np.dtype(dtype).itemsize].view(dtype)
 
 
 def runs_of(listing: str | Path) -> Iterator[Run]:
