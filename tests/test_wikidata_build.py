@@ -18,6 +18,7 @@ from data_tools.kb import KnowledgeBase
 from data_tools.wikidata import builder, dump, runs
 from data_tools.wikidata.builder import build_kb
 from erica_dist.config import KnowledgeBaseJob, LanguageConfig, RayConfig
+from erica_dist.errors import UserError
 from tests.corpora import folder_bytes
 from tests.wikidata_entities import entity, item_value, label, statement
 from tests.wikidata_naive import NaiveKb, assert_same, dump_of, world
@@ -186,13 +187,14 @@ def test_types_by_chains_of_subclasses(tmp_path: Path, many_parts: None) -> None
         thing(206, [], [5]),
         thing(2**32 - 1, [5], [5]),
         thing(0, [5], [6256]),
+        thing(110, [*range(2_000_000, 2_000_060), 61_996_773], []),  # all classes count, in whatever ranges
         thing(5, [], [10_000]),
         *(thing(root, [], []) for root in (515, 6256, 43229)),
     ]
     kb = built(job(tmp_path, entities))
     types = {kb.entity_id(place): kb.entity_type(place) for place in range(len(kb))}
     expected = {100: "PERSON", 101: "GPE", 102: "DISAMBIGUATION", 103: "ORG", 104: "", 105: "", 106: "", 107: "",
-                108: "PERSON", 109: "GPE", 2**32 - 1: "PERSON", 0: "PERSON"}  # fmt: skip
+                108: "PERSON", 109: "GPE", 110: "DISAMBIGUATION", 2**32 - 1: "PERSON", 0: "PERSON"}  # fmt: skip
     assert {number: types[f"Q{number}"] for number in expected} == expected
     assert kb.instance_of(kb.entity_number("Q102")) == ["Q5", "Q4167410"]
     assert kb.instance_of(kb.entity_number("Q106")) == []
@@ -270,9 +272,25 @@ def test_nothing_is_pickled_and_opening_maps_only(tmp_path: Path) -> None:
         with path.open("rb") as file:
             assert file.read(6) == b"\x93NUMPY"
         assert isinstance(np.load(path, mmap_mode="r", allow_pickle=False), np.memmap)
+    kb = KnowledgeBase.open(made.out)
+    assert kb.name_trie.tries == kb.title_trie.tries == [None]  # mapped when they are first needed
     suffixes = {path.suffix for path in Path(made.out).iterdir()}
     assert suffixes == {".npy", ".marisa", ".json"}
     objects = np.array([{"a": 1}], dtype=object)
     np.save(Path(made.out) / "facts_tails.npy", objects, allow_pickle=True)
-    with pytest.raises(Exception, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         KnowledgeBase.open(made.out)
+
+
+def test_a_damaged_or_lost_trie_is_said_when_it_is_needed(tmp_path: Path) -> None:
+    made = job(tmp_path, ENTITIES)
+    build_kb(made)
+    trie = Path(made.out) / "names-00000.marisa"
+    content = trie.read_bytes()
+    for damage in (content[:100], b"", b"\0" * len(content)):
+        trie.write_bytes(damage)
+        with pytest.raises(UserError, match=r"names-00000\.marisa"):
+            KnowledgeBase.open(made.out).candidates("Ada")
+    trie.unlink()
+    with pytest.raises(UserError, match=r"names-00000\.marisa"):
+        KnowledgeBase.open(made.out).candidates("Ada")

@@ -31,6 +31,11 @@ def cut_in(data: bytes, pack: Pack, size: int = 1500) -> bytes:
     return b"".join(pack(data[start : start + size]) for start in range(0, len(data), size))
 
 
+def skippable(data: bytes) -> bytes:
+    """As `pzstd` packs: what is to be skipped before each frame."""
+    return b"\x50\x2a\x4d\x18\4\0\0\0" + len(data).to_bytes(4, "little") + zst(data)
+
+
 def bz2_1(data: bytes) -> bytes:
     return bz2.compress(data, 1)
 
@@ -44,6 +49,7 @@ PACKINGS: dict[str, Pack] = {
     "gz of many members": lambda data: cut_in(data, lambda part: gzip.compress(part, mtime=0)) + b"\0" * 100,
     "zst": zst,
     "zst of many frames": lambda data: cut_in(data, zst),
+    "zst of many frames, as pzstd writes": lambda data: cut_in(data, skippable),
 }
 IN_ORDER = [name for name in PACKINGS if name.startswith(("gz", "zst"))]
 RANDOM = random.Random(5)

@@ -31,6 +31,8 @@ MB = 10**6
 # not much more.
 BZ2_RATIO = 20
 _MAGIC: dict[bytes, Packing] = {b"BZh": "bz2", b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
+# what may stand between zst frames, and first: pzstd begins so
+_MAGIC |= {bytes([first]) + b"\x2a\x4d\x18": "zst" for first in range(0x50, 0x60)}
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"[\0", b"{\0", b"\0[", b"\0{")
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte-order mark may come first
 _PADDING = b"\0"  # may follow a gz member
