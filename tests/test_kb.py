@@ -226,6 +226,14 @@ def test_malformed_tables_are_refused_by_line(tmp_path: Path, tables: dict, plac
     assert sorted(p.name for p in (tmp_path / "in").iterdir()) == ["entities.tsv", "relations.tsv", "triples.tsv"]
 
 
+def test_any_change_of_a_table_is_seen(tmp_path: Path) -> None:
+    """Also in the middle of a large one of the same size."""
+    filler = "#" + "x" * 6_000_000 + "\n"
+    build_kb(job(tmp_path / "in", filler + ENTITIES + filler))
+    with pytest.raises(UserError, match="other inputs, settings or code"):
+        build_kb(job(tmp_path / "in", filler + ENTITIES.replace("Berlin", "Berlim") + filler))
+
+
 def test_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
     made = job(tmp_path / "in")
     Path(made.entities).write_bytes(b"Q1\tA\nQ2\t\xff\n")
@@ -234,7 +242,7 @@ def test_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
 
 
 def test_missing_settings_and_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--dump .* or --entities"):
+    with pytest.raises(UserError, match=r"--dump .* or --entities"):
         build_kb(KnowledgeBaseJob())
     made = job(tmp_path / "in")
     Path(made.triples).unlink()

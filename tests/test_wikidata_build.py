@@ -211,6 +211,17 @@ def test_a_choice_of_relations(tmp_path: Path) -> None:
     assert kb.manifest["counts"]["triples of excluded relations"] > 0
 
 
+def test_labels_of_relations_from_a_table_where_the_dump_has_none(tmp_path: Path) -> None:
+    (tmp_path / "relations.tsv").write_text("P17\tother\nP47\tshares  border with\nP999\tunused\n")
+    kb = built(job(tmp_path, ENTITIES, relations=str(tmp_path / "relations.tsv")))
+    names = {kb.relation_id(relation): kb.relation_name(relation) for relation in range(kb.relation_count)}
+    assert names == {
+        **{f"P{number}": f"label of P{number}" for number in (17, 19, 27)},
+        **{"P279": "", "P47": "shares border with", "odd one": ""},
+    }
+    assert kb.manifest["counts"]["relations without a label"] == 2
+
+
 def test_another_language(tmp_path: Path) -> None:
     kb = built(job(tmp_path, ENTITIES, language=LanguageConfig("de", [], "dewiki")))
     named = {
@@ -287,7 +298,7 @@ def test_a_damaged_or_lost_trie_is_said_when_it_is_needed(tmp_path: Path) -> Non
     build_kb(made)
     trie = Path(made.out) / "names-00000.marisa"
     content = trie.read_bytes()
-    for damage in (content[:100], b"", b"\0" * len(content)):
+    for damage in (content[:100], content[:-50], b"", b"\0" * len(content)):
         trie.write_bytes(damage)
         with pytest.raises(UserError, match=r"names-00000\.marisa"):
             KnowledgeBase.open(made.out).candidates("Ada")

@@ -109,6 +109,12 @@ def test_another_language(tmp_path: Path) -> None:
     assert rows["labels"] == {"P9": "hat Teil"}
 
 
+def test_a_fallback_that_is_the_language_itself(tmp_path: Path) -> None:
+    content = entity(labels={"mul": label("M")}, aliases={"en": [label("A")]})
+    rows = read(tmp_path, [content], language=Language("en", ("en", "mul", "mul")))
+    assert rows["names"] == [("A", 1, 0), ("M", 1, 1)]
+
+
 def test_a_qualifier_of_a_title_is_no_part_of_the_name() -> None:
     names = {
         "Paris (mythology)": "Paris",

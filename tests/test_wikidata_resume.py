@@ -9,11 +9,13 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +139,18 @@ def test_a_full_disk_is_said_and_the_rest_is_kept(tmp_path: Path, packing: str) 
     found = [in_a_fork(lambda limit=limit: limited(limit)) for limit in (0, 60, 300, 1000, 2000, 4000, 10**9)]
     assert found == [2] * 6 + [0]
     assert folder_bytes(tmp_path / "second") == expected
+
+
+def test_what_is_begun_needs_less_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job(tmp_path, PACKED["gz"])
+    assert in_a_fork(killed_at(25, made)) == -signal.SIGKILL
+    begun = sum(path.stat().st_size for path in (tmp_path / "kb" / ".build").rglob("*") if path.is_file())
+    needed = 4 * len(PACKED["gz"])
+    assert 0 < begun < needed
+    for free, fits in ((needed - begun - 1, False), (needed - begun + 1, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        with nullcontext() if fits else pytest.raises(UserError, match="are needed; make room"):
+            build_kb(made)
 
 
 def test_a_second_call_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

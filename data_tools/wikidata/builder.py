@@ -111,7 +111,8 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
     needed = Path(job.dump).stat().st_size * NEEDED[dump.packing_of(job.dump)] if job.dump else 0.0
     out = Path(job.out)
     if (out / MANIFEST).is_file() or not out.exists() or out.is_dir():
-        check_folder(out, needed)
+        begun = sum(path.stat().st_size for path in (out / WORK).rglob("*") if path.is_file())
+        check_folder(out, max(needed - begun, 0.0))
     else:
         raise UserError(f"{out} is a file; give another --out")
     left_out = ("dump", "entities", "triples", "relations", "out", "ray", "allow_incomplete", "links")
@@ -129,7 +130,11 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
             "min_links": job.links.min_links,
             "min_share": job.links.min_share,
         }
-    return settings, [dump.identity(path) for path in paths]
+    return settings, [dump.identity(path) if path == job.dump else _identity(path) for path in paths]
+
+
+def _identity(table: str) -> dict[str, str | int]:
+    return {"path": Path(table).name, "bytes": Path(table).stat().st_size, "sha256": sha256_file(Path(table))}
 
 
 def _absolute(job: KnowledgeBaseJob) -> KnowledgeBaseJob:

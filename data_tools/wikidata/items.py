@@ -77,7 +77,7 @@ class Language:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        return (self.code, *self.fallbacks)
+        return tuple(dict.fromkeys((self.code, *self.fallbacks)))
 
 
 class Decoder:
