@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,79 @@ def test_statements_of_unexpected_shape_keep_their_rank(tmp_path: Path) -> None:
     assert rows["facts"] == [(1, "P2", 2), (1, "P4", 3)]
     assert rows["counts"]["statements"] == 8
     assert rows["counts"]["parts of unexpected shape"] == 6
+
+
+ANY: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        5,
+        1.5,
+        1e300,
+        2**70,
+        "",
+        "x",
+        "Q5",
+        "\ud800",
+        "\0",
+        [],
+        {},
+        [[]],
+        [{}],
+        [None],
+        {"a": [1]},
+    ),
+    *({"en": {}}, {"value": 5}, {"id": "Q7"}, "deprecated", {"entity-type": "item", "numeric-id": "7"}),
+]
+
+
+def changed_anywhere(content: Any, pick: random.Random) -> None:
+    """Some node of `content` removed, renamed, or replaced by any JSON."""
+    node = content
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        key = pick.choice(keys)
+        if not (isinstance(node[key], dict | list) and node[key]) or pick.random() < 0.3:
+            break
+        node = node[key]
+    if pick.random() < 0.15:
+        del node[key]
+    elif isinstance(node, dict) and pick.random() < 0.15:
+        node[pick.choice(["x", "", "id", "value"])] = node.pop(key)
+    else:
+        node[key] = copy.deepcopy(pick.choice(ANY))
+
+
+def test_any_json_anywhere(tmp_path: Path) -> None:
+    """No line is a damage or takes another one with it, and what still fits is read."""
+    pick = random.Random(4)
+    odd = []
+    for number in range(1000, 1600):
+        content = entity(
+            f"Q{number}",
+            labels={"en": label("One"), "mul": label("Eins", "mul")},
+            aliases={"en": [label("A"), label("B")]},
+            sitelinks={"enwiki": {"site": "enwiki", "title": f"T {number}"}},
+            claims={
+                "P1": [statement(item_value(1)), statement(item_value(2), "preferred")],
+                "P2": [statement(item_value(1))],
+            },
+        )
+        for _ in range(pick.choice([1, 1, 2, 4])):
+            changed_anywhere(content, pick)
+        odd.append(content)
+    good = entity("Q2", labels={"en": label("Two")}, claims={"P1": [statement(item_value(3))]})
+    rows = read(tmp_path, [*odd, good])
+    assert rows["damages"] == []
+    assert rows["counts"]["lines"] == 601
+    assert rows["counts"]["parts of unexpected shape"] > 100
+    assert (2, "P1", 3) in rows["facts"]
+    assert ("Two", 2, 1) in rows["names"]
+    assert len(rows["ids"]) > 350
+    assert sum(relation == "P2" for _, relation, _ in rows["facts"]) > 250
 
 
 # ------------------------------------------------------------------------------------------------ two decoders

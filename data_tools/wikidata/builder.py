@@ -247,7 +247,7 @@ class _Build:
         self.counts["entities"] = entities
         self.counts["entity lines merged"] += repeated
         if not entities:
-            raise UserError(f"{source} holds no entity with a name ({dict(self.counts)})")
+            raise UserError("; ".join([f"{source} holds no entity with a name ({dict(self.counts)})", *damages[:1]]))
 
         print(f"build-kb: {entities:,} entities", flush=True)
         relations = self._facts(runs, entities, source)
