@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from data_tools.kb import KnowledgeBase
-from data_tools.wikidata import builder, dump, runs
+from data_tools.wikidata import dump, runs, stages
 from data_tools.wikidata.builder import build_kb
 from erica_dist.config import KnowledgeBaseJob, LanguageConfig, RayConfig
 from erica_dist.errors import UserError
@@ -51,8 +51,8 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "BZ2_RATIO", 5)
     monkeypatch.setattr(dump, "_PACKED_CHUNK", 1000)
     monkeypatch.setattr(runs, "SAMPLE", 2)
-    monkeypatch.setattr(builder, "BYTES_A_NAME", 40_000)
-    monkeypatch.setattr(builder, "BYTES_A_FACT", 40_000)
+    monkeypatch.setattr(stages, "BYTES_A_NAME", 40_000)
+    monkeypatch.setattr(stages, "BYTES_A_FACT", 40_000)
 
 
 @pytest.mark.parametrize("ranks", ["best", "nondeprecated"])

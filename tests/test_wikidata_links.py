@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_tools.kb import KnowledgeBase
-from data_tools.wikidata import builder, dump, runs, table_runs
+from data_tools.wikidata import dump, runs, stages, table_runs
 from data_tools.wikidata.builder import build_kb
 from data_tools.wikidata.link_priors import LinkStatistics
 from erica_dist.config import KnowledgeBaseJob, LinkPriorConfig, RayConfig
@@ -35,8 +35,8 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if request.param == "many parts":
         monkeypatch.setattr(dump, "MB", 1500)
         monkeypatch.setattr(runs, "SAMPLE", 1)
-        monkeypatch.setattr(builder, "BYTES_A_NAME", 100_000)
-        monkeypatch.setattr(builder, "BYTES_A_FACT", 100_000)
+        monkeypatch.setattr(stages, "BYTES_A_NAME", 100_000)
+        monkeypatch.setattr(stages, "BYTES_A_FACT", 100_000)
     return request.param
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from data_tools.kb import KnowledgeBase
-from data_tools.wikidata import builder, dump
+from data_tools.wikidata import dump, stages
 from data_tools.wikidata.builder import build_kb
 from data_tools.wikidata.items import Decoded, Decoder, Language, facts, item_of
 from erica_dist.config import KnowledgeBaseJob, RayConfig
@@ -123,8 +123,8 @@ def test_the_knowledge_base_holds_what_the_maker_wrote(
 ) -> None:
     monkeypatch.setattr(dump, "MB", 400_000)
     monkeypatch.setattr(dump, "BZ2_RATIO", 2)
-    monkeypatch.setattr(builder, "BYTES_A_FACT", 1000)
-    monkeypatch.setattr(builder, "BYTES_A_NAME", 1000)
+    monkeypatch.setattr(stages, "BYTES_A_FACT", 1000)
+    monkeypatch.setattr(stages, "BYTES_A_NAME", 1000)
     path, truth = made
     counts = build_kb(
         KnowledgeBaseJob(

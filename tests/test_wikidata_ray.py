@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from data_tools.kb import KnowledgeBase
-from data_tools.wikidata import builder, dump
+from data_tools.wikidata import dump, stages
 from data_tools.wikidata.builder import build_kb
 from erica_dist.config import KnowledgeBaseJob, RayConfig
 from tests.corpora import folder_bytes
@@ -26,9 +26,9 @@ from tests.wikidata_naive import dump_of, world
 pytestmark = pytest.mark.ray
 PATIENCE = 120.0  # seconds until something must have happened
 # Sizes that only the driver uses: what workers do with a task does not depend on them
-SIZES = {"dump.MB": 120_000, "dump.BZ2_RATIO": 20, "builder.BYTES_A_NAME": 4_000, "builder.BYTES_A_FACT": 4_000}
+SIZES = {"dump.MB": 120_000, "dump.BZ2_RATIO": 20, "stages.BYTES_A_NAME": 4_000, "stages.BYTES_A_FACT": 4_000}
 COMMAND = (
-    "import sys; from data_tools.wikidata import builder, dump; from erica_dist.cli import main; "
+    "import sys; from data_tools.wikidata import dump, stages; from erica_dist.cli import main; "
     + "; ".join(f"{name} = {value}" for name, value in SIZES.items())
     + "; sys.exit(main(sys.argv[1:]))"
 )
@@ -39,7 +39,7 @@ def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of 120 kB and ranges of 256 rows."""
     for name, value in SIZES.items():
         module, _, constant = name.partition(".")
-        monkeypatch.setattr({"dump": dump, "builder": builder}[module], constant, value)
+        monkeypatch.setattr({"dump": dump, "stages": stages}[module], constant, value)
 
 
 @pytest.fixture(scope="module")

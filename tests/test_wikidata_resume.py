@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from data_tools.kb import KnowledgeBase
-from data_tools.wikidata import builder, dump, runs
+from data_tools.wikidata import builder, dump, runs, stages
 from data_tools.wikidata.builder import build_kb
 from erica_dist.cli import main
 from erica_dist.config import KnowledgeBaseJob, RayConfig
@@ -42,8 +42,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "BZ2_RATIO", 10)
     monkeypatch.setattr(dump, "_PACKED_CHUNK", 500)
     monkeypatch.setattr(runs, "SAMPLE", 4)
-    monkeypatch.setattr(builder, "BYTES_A_NAME", 20_000)
-    monkeypatch.setattr(builder, "BYTES_A_FACT", 20_000)
+    monkeypatch.setattr(stages, "BYTES_A_NAME", 20_000)
+    monkeypatch.setattr(stages, "BYTES_A_FACT", 20_000)
 
 
 def job(folder: Path, content: bytes = CONTENT, out: str = "kb", **more: Any) -> KnowledgeBaseJob:
