@@ -199,8 +199,9 @@ def _run(job: CorpusJob, todo: Sequence[UnitTask], work: Path, slots: int) -> No
             else:
                 counts = finished.value["counts"]
                 documents += len(finished.value["documents"])
-                words += counts["words"]["read"]
-                dropped += counts["passages"]["cut"] - counts["passages"].get("passed", 0)
+                words += counts.get("words", {}).get("read", 0)  # none where no page of the unit is an article
+                of_passages = counts.get("passages", {})
+                dropped += of_passages.get("cut", 0) - of_passages.get("passed", 0)
             text = (
                 f"{documents:,} documents kept, {dropped:,} passages dropped, {words / progress.seconds:,.0f} words/s"
             )

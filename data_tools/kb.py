@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from data_tools.name_table import NameTable
 from erica_dist.errors import UserError
-from erica_dist.shards.manifest import read_manifest
+from erica_dist.shards.manifest import KNOWLEDGE_BASE, read_manifest
 
-FORMAT = "erica-dist/knowledge-base"
+FORMAT = KNOWLEDGE_BASE
 NONE = 2**32 - 1  # no row, no entity
 _PAIRS = 1 << 14  # looked up at a time
 

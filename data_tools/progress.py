@@ -47,7 +47,8 @@ class StepProgress:
         elif time.monotonic() - self._last_line >= LINE_SECONDS or self.done == self.total:
             self._last_line = time.monotonic()
             left = self.seconds / max(self.done, 1) * (self.total - self.done)
-            print(f"{self.step}: {self.done}/{self.total}, {text}, {left:.0f} s left", file=sys.stderr, flush=True)
+            words = [f"{self.step}: {self.done}/{self.total}", text, f"{left:.0f} s left"]
+            print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -16,8 +16,10 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,7 +78,8 @@ def _joined(address: str) -> Iterator[None]:
             raise ValueError("an address is host:port, as `ray start --head` prints it")
         # Ray itself goes on trying for minutes where nobody listens.
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        with _own_sigterm():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise UserError(f"ray.address={address!r}: cannot join a Ray cluster there ({error})") from error
     try:
@@ -109,18 +112,19 @@ def _private(config: RayConfig) -> Iterator[None]:
             if slow:
                 os.environ["RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"] = "1"
             try:
-                ray.init(
-                    address="local",
-                    num_cpus=_local_slots(config),
-                    num_gpus=0,
-                    include_dashboard=False,
-                    object_store_memory=store,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    configure_logging=False,
-                    _temp_dir=str(folder),
-                    _node_ip_address=LOOPBACK,
-                )
+                with _own_sigterm():
+                    ray.init(
+                        address="local",
+                        num_cpus=_local_slots(config),
+                        num_gpus=0,
+                        include_dashboard=False,
+                        object_store_memory=store,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=False,
+                        _temp_dir=str(folder),
+                        _node_ip_address=LOOPBACK,
+                    )
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"a local Ray cannot be started ({error}); ray.disabled=true does without") from error
         yield
@@ -152,6 +156,17 @@ def _remove_leftovers() -> None:
         process = folder.name.split("-")[3]
         if process.isdigit() and not Path(f"/proc/{process}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM: Ray's prints a trace and leaves with a status of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,11 @@ shorthands for the settings that nearly everyone gives.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from erica_dist.errors import UserError
@@ -50,7 +53,6 @@ def build_corpus(args: argparse.Namespace) -> None:
 
 def count_links(args: argparse.Namespace) -> None:
     from data_tools.wikipedia.link_counts import count_links
-
     from erica_dist.config import LinkCountsJob
 
     count_links(_job(LinkCountsJob, args, ["inputs", "out", "allow_incomplete"]))
@@ -185,11 +187,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: what is open is closed, Ray's processes go."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     stay_offline()
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # Settings may stand in several places among the flags
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word or not hasattr(args, "overrides")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
     try:
-        args.function(args)
+        with _ended_by_sigterm():
+            args.function(args)
     except UserError as error:
         print(f"erica-dist {args.command}: error: {error}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from data_tools import build
 from data_tools.build import build_corpus
 from data_tools.wikipedia import ranges, survey
 from erica_dist.config import CorpusJob, RayConfig
+from erica_dist.errors import UserError
 from tests.corpora import corpus_job, folder_bytes
 from tests.test_wikipedia_dump import HEAD, TAIL, page
 
@@ -113,3 +114,17 @@ def test_workers_do_not_show(world: Path) -> None:
     for number in (0, 2):
         build_corpus(job(world, "single", f"workers-{number}", workers=number))
     assert folder_bytes(world / "workers-2") == folder_bytes(world / "workers-0")
+
+
+def test_units_without_an_article(world: Path, tmp_path: Path) -> None:
+    """A stretch of redirects gives a unit of which nothing is kept; a dump of nothing else, one clear error."""
+    redirects = "".join(page(1000 + n, f"R {n}", "#REDIRECT [[France]]", redirect="France") for n in range(40))
+    text = (world / "plain.xml").read_text(encoding="utf-8")
+    mixed, alone = tmp_path / "mixed.xml", tmp_path / "alone.xml"
+    mixed.write_text(text.replace(TAIL, redirects + TAIL), encoding="utf-8")
+    alone.write_text(HEAD + redirects + TAIL, encoding="utf-8")
+    made = job(world, "plain", "with_redirects")
+    made = dataclasses.replace(made, inputs=[str(mixed)], out=str(tmp_path / "out"), pages_per_task=10)
+    assert build_corpus(made)["counts"]["pages"]["redirect pages"] >= 40
+    with pytest.raises(UserError, match="nothing came out: no page of the input is an article"):
+        build_corpus(dataclasses.replace(made, inputs=[str(alone)], out=str(tmp_path / "none")))

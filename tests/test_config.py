@@ -1,10 +1,12 @@
 """Job configuration: defaults, file, overrides, refusals with a remedy, resolved dump, accumulation."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from erica_dist import config
+from erica_dist.cli import main as cli
 from erica_dist.config import CorpusJob, ElectraJob, EricaJob, FinetuneJob, TrainConfig
 from erica_dist.errors import UserError
 
@@ -102,3 +104,16 @@ def test_the_job_files_in_the_repository_are_valid() -> None:
     for path in found:
         kind = FinetuneJob if "finetune" in path.name else ElectraJob if "electra" in path.name else EricaJob
         config.load(kind, path)
+
+
+def test_settings_stand_anywhere_among_the_flags_of_a_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["build-kb", "unit_mb=0", "--dump", "none", "ray.disabled=true", "--out", str(tmp_path / "kb")]
+    assert cli([*words, "task_mb=7"]) == 2
+    assert "unit_mb=0 must be at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli([*words, "--unknown"])
+    assert "unrecognized arguments: --unknown" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -13,8 +13,9 @@ import pytest
 
 from data_tools.kb import KnowledgeBase, normalise_name
 from data_tools.wikidata.builder import LABEL_WEIGHT, build_kb
-from erica_dist.config import KnowledgeBaseJob
+from erica_dist.config import KnowledgeBaseJob, LanguageConfig, LinkPriorConfig
 from erica_dist.errors import UserError
+from erica_dist.shards.verify import verify
 from tests.shared_files import shared
 
 ENTITIES = """Q1\tGermany|Federal  Republic of Germany|German
@@ -294,3 +295,38 @@ def test_real_tables_of_wikidata(tmp_path: Path) -> None:
     entities, priors = kb.candidates_folded("PARIS")
     assert kb.entity_id(int(entities[0])) == "Q90"
     assert priors[0] > 0.9
+
+
+def test_verify_checks_every_byte_and_a_changed_size_is_not_taken_for_built(tmp_path: Path) -> None:
+    made = job(tmp_path / "in")
+    build_kb(made)
+    assert verify(made.out)["entities"] == 9
+    path = Path(made.out) / "names_weights.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"names_weights\.npy is damaged"):
+        verify(made.out)
+    path.write_bytes(whole[:-4])
+    with pytest.raises(UserError, match=r"has lost or changed names_weights\.npy"):
+        build_kb(made)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"language": LanguageConfig(code="EN")}, "lower case"),
+        ({"links": LinkPriorConfig(min_share=2.0)}, "between 0 and 1"),
+        ({"links": LinkPriorConfig(min_links=0)}, "at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_first(tmp_path: Path, settings: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build_kb(job(tmp_path / "in", **settings))
+
+
+def test_an_out_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    made = job(tmp_path / "in")
+    (tmp_path / "file").write_text("x")
+    made.out = str(tmp_path / "file" / "kb")
+    with pytest.raises(UserError, match="give another --out"):
+        build_kb(made)

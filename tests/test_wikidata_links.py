@@ -19,6 +19,7 @@ from data_tools.wikidata.link_priors import LinkStatistics
 from erica_dist.config import KnowledgeBaseJob, LinkPriorConfig, RayConfig
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import VERSION
+from erica_dist.shards.tarfiles import sha256_file
 from tests.wikidata_entities import entity, item_value, label, statement
 from tests.wikidata_naive import dump_of
 
@@ -61,8 +62,14 @@ def statistics(folder: Path, links: Links, unlinked: dict[str, int], fingerprint
         "fingerprint": fingerprint,
         "complete": True,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    vouch(folder, manifest)
     return str(folder)
+
+
+def vouch(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest for the files as they are."""
+    files = [{"file": name, "sha256": sha256_file(folder / name)} for name in ("links.tsv", "surfaces.tsv")]
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
 
 
 def thing(number: int, name: str, title: str, tails: tuple[int, ...] = (1,), **more: Any) -> dict[str, Any]:
@@ -171,7 +178,12 @@ def test_the_bars_are_settings_and_part_of_the_request(tmp_path: Path) -> None:
     build_kb(made)
     kb = KnowledgeBase.open(made.out)
     assert list(candidates(kb, "few")) == list(candidates(kb, "often unlinked")) == ["Q1"]
-    assert kb.manifest["settings"]["links"] == {"fingerprint": "f", "min_links": 2, "min_share": 0.05}
+    assert kb.manifest["settings"]["links"] == {
+        "fingerprint": "f",
+        "incomplete": [],
+        "min_links": 2,
+        "min_share": 0.05,
+    }
     made.links.min_links = 3
     with pytest.raises(UserError, match="other inputs, settings or code"):
         build_kb(made)
@@ -213,14 +225,23 @@ def test_empty_and_damaged_statistics(tmp_path: Path) -> None:
     empty = statistics(tmp_path / "empty", {}, {})
     assert LinkStatistics(empty, 1, 0.0).between(b"", None, lambda title: 1) == {}
     made = job(tmp_path, statistics(tmp_path / "links", LINKS, UNLINKED))
-    (tmp_path / "links" / "links.tsv").write_bytes(b"Paris\tParis\t3\nParis\tother\n")
+    links, manifest = tmp_path / "links", json.loads((tmp_path / "links" / "manifest.json").read_text())
+    (links / "links.tsv").write_bytes(b"Paris\tParis\t3\n")
+    with pytest.raises(UserError, match=r"links\.tsv is missing or damaged; count again"):
+        build_kb(made)
+    (links / "links.tsv").write_bytes(b"Paris\tParis\t3\nParis\tother\n")
+    vouch(links, manifest)
     with pytest.raises(UserError, match=r"links\.tsv: the line at byte 14 has not 3 columns, 1 of numbers"):
         build_kb(made)
-    (tmp_path / "links" / "links.tsv").write_bytes(b"Paris\tParis\tmany\n")
+    (links / "links.tsv").write_bytes(b"Paris\tParis\tmany\n")
+    vouch(links, manifest)
     with pytest.raises(UserError, match=r"links\.tsv: the line at byte 0 .*count again"):
         build_kb(made)
-    (tmp_path / "links" / "links.tsv").unlink()
-    with pytest.raises(UserError, match=r"cannot read .*links\.tsv"):
+    vouch(links, {**manifest, "incomplete": [{"file": "dump.xml", "place": "at byte 5", "text": "cut off"}]})
+    with pytest.raises(UserError, match=r"counted from a damaged dump \(dump\.xml: at byte 5\)"):
+        build_kb(made)
+    (links / "links.tsv").unlink()
+    with pytest.raises(UserError, match=r"links\.tsv is missing or damaged"):
         build_kb(made)
     made.links.counts = str(tmp_path / "none")
     with pytest.raises(UserError, match="there is no folder"):

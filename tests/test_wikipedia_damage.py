@@ -202,3 +202,18 @@ def test_a_refused_build_leaves_no_folder_behind(tmp_path: Path) -> None:
         build_corpus(dataclasses.replace(job, seed=9))
     assert folder_bytes(tmp_path / "corpus") == before
     assert not (tmp_path / "corpus" / ".build").exists()
+
+
+@pytest.mark.parametrize("place", [12, 60, len(HEAD) + 10, len(HEAD) + 40])
+def test_damage_in_the_head_or_the_first_page_is_named_like_any_other(tmp_path: Path, place: int) -> None:
+    text = (HEAD + page(1, "A", "text") + page(2, "B", "text") + TAIL).encode()
+    path = tmp_path / "d.xml"
+    path.write_bytes(text[:place] + b"<&\0" + text[place + 3 :])
+    assert "fetch the dump again" in refusal(path)
+    assert kept(path) == []
+
+
+def test_a_first_page_without_an_id_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "d.xml"
+    path.write_text(HEAD + page(1, "A", "text").replace("<id>1</id>", "<id>one</id>") + TAIL)
+    assert "d.xml" in refusal(path)

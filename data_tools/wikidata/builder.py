@@ -28,7 +28,7 @@ from erica_dist.errors import UserError
 from erica_dist.shards.manifest import MANIFEST, fingerprint, write_manifest
 from erica_dist.shards.tarfiles import sha256_file, write_atomically
 
-BUILD_VERSION = 1  # raise it when the same inputs give other results
+BUILD_VERSION = 2  # raise it when the same inputs give other results
 NEEDED = {"plain": 0.3, "bz2": 6.0, "gz": 4.0, "zst": 4.0}  # bytes on the disk for a byte of the dump
 
 
@@ -87,7 +87,18 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
     paths = [path for path in (job.dump, job.entities, job.triples, job.relations) if path]
     for path in paths:
         if not Path(path).is_file():
-            raise UserError(f"cannot read {path}: there is no such file")
+            raise UserError(
+                f"cannot read {path}: {'it is a folder' if Path(path).is_dir() else 'there is no such file'}"
+            )
+    if not job.language.code.strip() or job.language.code != job.language.code.lower():
+        raise UserError(
+            f"language.code={job.language.code!r} must be a code of Wikidata in lower case, such as en or zh-hans"
+        )
+    if not 0 <= job.links.min_share <= 1 or job.links.min_links < 1:
+        raise UserError(
+            f"links.min_share must lie between 0 and 1 and links.min_links be at least 1, found {job.links.min_share} "
+            f"and {job.links.min_links}"
+        )
     needed = Path(job.dump).stat().st_size * NEEDED[dump.packing_of(job.dump)] if job.dump else 0.0
     out = Path(job.out)
     if (out / MANIFEST).is_file() or not out.exists() or out.is_dir():
@@ -104,9 +115,15 @@ def _check(job: KnowledgeBaseJob) -> tuple[dict[str, Any], list[dict[str, Any]]]
         "links": None,
     }
     if job.links.counts:
-        statistics = LinkStatistics(job.links.counts, job.links.min_links, job.links.min_share)
+        counted, missing = LinkStatistics.check(job.links.counts)
+        if missing and not job.allow_incomplete:
+            raise UserError(
+                f"{job.links.counts} was counted from a damaged dump ({missing[0]['file']}: {missing[0]['place']}); "
+                "count again, or go on with what there is by --allow-incomplete"
+            )
         settings["links"] = {
-            "fingerprint": statistics.fingerprint,
+            "fingerprint": counted,
+            "incomplete": missing,
             "min_links": job.links.min_links,
             "min_share": job.links.min_share,
         }
@@ -127,14 +144,19 @@ def _standing(out: Path, request: str, allow_incomplete: bool) -> dict[str, int]
     """The counts of a knowledge base that stands complete and as requested; None where there is none."""
     try:
         manifest = json.loads((out / MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{out / MANIFEST} is damaged ({error}); remove {out} or give another --out") from error
     if manifest.get("request") != request:
         raise UserError(f"{out} holds the result of other inputs, settings or code; give another --out or remove it")
-    if missing := [name for name in manifest["files"] if not (out / name).is_file()]:
-        raise UserError(f"{out} has lost {', '.join(missing)} since it was built; remove the folder and build again")
+    changed = [
+        name
+        for name, size in manifest["bytes"].items()
+        if not (out / name).is_file() or (out / name).stat().st_size != size
+    ]
+    if changed:
+        raise UserError(f"{out} has lost or changed {', '.join(changed)} since; remove the folder and build again")
     if manifest["incomplete"] and not allow_incomplete:
         raise UserError(
             f"{out} was built of a damaged dump ({manifest['incomplete'][0]}); take it as it is by --allow-incomplete, "
@@ -156,6 +178,7 @@ def _finished(job: KnowledgeBaseJob, work: Path, request: str, stack: contextlib
     write_atomically(mark, request.encode())
     manifest = Stages(job, work, Slots(job.ray, stack)).run()
     manifest["files"] = {path.name: sha256_file(path) for path in sorted((work / "kb").iterdir())}
+    manifest["bytes"] = {path.name: path.stat().st_size for path in sorted((work / "kb").iterdir())}
     manifest["fingerprint"] = fingerprint(manifest["files"])
     return manifest
 

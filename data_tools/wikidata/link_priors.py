@@ -12,6 +12,7 @@ from pathlib import Path
 
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import read_manifest
+from erica_dist.shards.tarfiles import sha256_file
 
 FORMAT = "erica-dist/link-statistics"
 
@@ -34,9 +35,22 @@ class LinkStatistics:
 
     def __init__(self, folder: str | Path, min_links: int, min_share: float):
         self.folder = Path(folder)
-        self.fingerprint: str = read_manifest(self.folder, FORMAT)["fingerprint"]
         self.min_links = min_links
         self.min_share = min_share
+
+    @staticmethod
+    def check(folder: str | Path) -> tuple[str, list[dict[str, str]]]:
+        """Fingerprint of the statistics, and what was missing of the pages that were counted.
+
+        Raises:
+            UserError: there are none, or a file of them is not what was written.
+        """
+        manifest = read_manifest(folder, FORMAT)
+        for file in manifest["files"]:
+            path = Path(folder) / file["file"]
+            if not path.is_file() or sha256_file(path) != file["sha256"]:
+                raise UserError(f"{path} is missing or damaged; count again with `erica-dist count-links`")
+        return manifest["fingerprint"], manifest.get("incomplete", [])
 
     def between(self, first: bytes, last: bytes | None, entity_of: Callable[[str], int]) -> dict[bytes, Surface]:
         """The surfaces in [first, last) that are linked; targets that are no entity's title are left out."""

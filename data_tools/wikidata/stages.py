@@ -102,7 +102,8 @@ class Stages:
         self.counts["entities"] = entities
         self.counts["entity lines merged"] += repeated
         if not entities:
-            raise UserError("; ".join([f"{source} holds no entity with a name ({dict(self.counts)})", *damages[:1]]))
+            where = f" in language.code={job.language.code}, its fallbacks or language.site" if job.dump else ""
+            raise UserError("; ".join([f"{source} holds no entity with a name{where}{self._counted()}", *damages[:1]]))
 
         print(f"build-kb: {entities:,} entities", flush=True)
         relations = self._facts(runs, entities, source)
@@ -122,7 +123,7 @@ class Stages:
             "types": list(types.NAMES),
             "q_ids": ids_of is None,
             "links": bool(job.links.counts),
-            "incomplete": damages,
+            "incomplete": [self._without_folder(damage) for damage in damages],
             "complete": True,
         }
 
@@ -177,7 +178,8 @@ class Stages:
         facts = self._merge_numbers("facts", merge_facts, runs, "facts.", rows, tuple(relations))
         if not self.counts["facts"]:
             triples = self.job.dump or self.job.triples
-            raise UserError(f"{triples} holds no triple between two entities of {source} ({dict(self.counts)})")
+            hint = "; see only_relations" if self.job.only_relations else ""
+            raise UserError(f"{triples} holds no triple between two entities of {source}{hint}{self._counted()}")
         out = self.work / "kb"
         used = finish.write_facts(facts, relations, entities, out)
         incoming = self._merge_numbers("incoming", merge_incoming, facts, "back.", rows, ())
@@ -290,6 +292,13 @@ class Stages:
                     f"{self.job.relations}: relation {relation!r} has two labels, {labels[relation]!r} and {label!r}"
                 )
         return {relation: label for relation, label in labels.items() if label}
+
+    def _without_folder(self, damage: str) -> str:
+        """The manifest is the same wherever the dump lies."""
+        return damage.replace(self.job.dump, Path(self.job.dump).name)
+
+    def _counted(self) -> str:
+        return f" (counted: {', '.join(f'{key} {value:,}' for key, value in sorted(self.counts.items()))})"
 
     # -------------------------------------------------------------------------------------------- tasks
 

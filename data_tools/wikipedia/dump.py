@@ -65,7 +65,10 @@ def namespaces(path: str | Path) -> dict[str, int]:
     parser = _PageParser(path)
     for piece in pieces(path):
         for first in range(0, len(piece.data), _STEP):
-            parser.feed(piece.data[first : first + _STEP])
+            try:
+                parser.feed(piece.data[first : first + _STEP])
+            except _Damage:  # whoever reads the pages says where
+                return parser.namespaces
             if not parser.in_head:
                 return parser.namespaces
     return parser.namespaces

@@ -17,12 +17,13 @@ from erica_dist.shards.tarfiles import write_atomically
 MANIFEST = "manifest.json"
 CORPUS = "erica-dist/corpus"
 TRAINING_SHARDS = "erica-dist/training-shards"
+KNOWLEDGE_BASE = "erica-dist/knowledge-base"
 VERSION = 1
 
 _MADE_BY = {
     CORPUS: "erica-dist build-corpus",
     TRAINING_SHARDS: "erica-dist tokenize",
-    "erica-dist/knowledge-base": "erica-dist build-kb",
+    KNOWLEDGE_BASE: "erica-dist build-kb",
     "erica-dist/link-statistics": "erica-dist count-links",
 }
 

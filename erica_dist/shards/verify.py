@@ -16,7 +16,7 @@ import numpy as np
 from erica_dist.errors import UserError
 from erica_dist.shards.blocks import COLUMNS, check_block
 from erica_dist.shards.documents import read_documents
-from erica_dist.shards.manifest import CORPUS, TRAINING_SHARDS, read_manifest
+from erica_dist.shards.manifest import CORPUS, KNOWLEDGE_BASE, TRAINING_SHARDS, read_manifest
 from erica_dist.shards.reader import read_index
 from erica_dist.shards.tarfiles import read_members, sha256_file
 
@@ -33,9 +33,14 @@ def verify(folder: str | Path) -> dict[str, int]:
         counts = _verify_corpus(Path(folder), manifest)
     elif manifest["format"] == TRAINING_SHARDS:
         counts = _verify_training(Path(folder), manifest)
+    elif manifest["format"] == KNOWLEDGE_BASE:
+        for name, expected in manifest["files"].items():
+            _check_hash(Path(folder) / name, expected)
+        counts = Counter(files=len(manifest["files"]), entities=manifest["counts"]["entities"])
     else:
         raise UserError(
-            f"{folder} is a folder of format {manifest['format']!r}; verify checks corpora and training shards"
+            f"{folder} is a folder of format {manifest['format']!r}; verify checks knowledge bases, corpora and "
+            "training shards"
         )
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     print(f"{folder}: {manifest['format']} is whole: {text}")
