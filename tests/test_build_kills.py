@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,15 @@ def test_killed_workers_change_nothing(world: Path) -> None:
     assert folder_bytes(out) == folder_bytes(world / "corpus")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite started in the background has SIGINT ignored, and its children with it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_killed_command_goes_on_where_it_was(world: Path) -> None:
     out = world / "interrupted"
     settings = world / "job.yaml"
