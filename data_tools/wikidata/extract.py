@@ -32,7 +32,7 @@ from data_tools.wikidata.items import (
     facts,
     name_of_title,
 )
-from data_tools.wikidata.runs import number_columns, read_index, string_columns, write_run
+from data_tools.wikidata.runs import number_columns, string_columns, write_run
 from data_tools.wikipedia.titles import normalise_title
 from erica_dist.errors import DamagedInputError, UserError
 
@@ -97,8 +97,8 @@ class Rows:
     def instance(self, item: int, of_class: int) -> None:
         self.types.append(item << 32 | of_class)
 
-    def write(self, path: Path, **said: Any) -> None:
-        """Write the run and begin anew."""
+    def write(self, path: Path, **said: Any) -> dict[str, Any]:
+        """Write the run, begin anew and give the run's index."""
         ids = np.unique(np.frombuffer(self.ids, np.uint32)) if self.ids else np.zeros(0, np.uint32)
         self.counts["entity lines merged"] += len(self.ids) - len(ids)
         columns_of_facts = number_columns(
@@ -114,7 +114,7 @@ class Rows:
         }
         columns = {f"{part}.{name}": column for part, of_part in parts.items() for name, column in of_part.items()}
         relations = list(self.relations)
-        write_run(
+        index = write_run(
             path,
             columns,
             relations=relations,
@@ -123,6 +123,7 @@ class Rows:
             **said,
         )
         self.__init__()  # type: ignore[misc]
+        return index
 
 
 def extract(task: ExtractTask) -> dict[str, Any]:
@@ -148,10 +149,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
         damages.append(str(error))
     rows.counts.update(decoder.counts)
     rows.counts["bytes of JSON"] = size
-    rows.write(Path(task.run), damages=damages)
-    index = read_index(Path(task.run))
-    assert index is not None
-    return index
+    return rows.write(Path(task.run), damages=damages)
 
 
 def _take(entity: Decoded, decoder: Decoder, selection: Selection, rows: Rows) -> None:

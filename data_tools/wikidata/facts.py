@@ -9,7 +9,6 @@ runs --> rows of one range --> run `types-N`: item numbers, classes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.wikidata.arrays import mapped, numbers_of
-from data_tools.wikidata.runs import number_columns, number_range, read_index, runs_of, write_run
+from data_tools.wikidata.runs import number_columns, number_range, runs_of, write_run
 
 _TAIL = np.uint64(0xFFFFFFFF)
 _HEAD_SHIFT = np.uint64(32)
@@ -69,7 +68,7 @@ def merge_facts(task: RangeTask) -> dict[str, Any]:
         **{f"back.{name}": column for name, column in back.items()},
     }
     used = np.unique(columns["relations"]).tolist()
-    return _write(task.run, columns, relations=[task.relations[place] for place in used], counts=dict(counts))
+    return write_run(Path(task.run), columns, relations=[task.relations[place] for place in used], counts=dict(counts))
 
 
 def merge_incoming(task: RangeTask) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def merge_incoming(task: RangeTask) -> dict[str, Any]:
     keys = [run["back.keys"][number_range(run, task.first, task.last, "back.")].copy() for run in runs_of(task.runs)]
     pairs = np.unique(np.concatenate(keys))
     columns = {"tails": (pairs >> _HEAD_SHIFT).astype(np.uint32), "heads": (pairs & _TAIL).astype(np.uint32)}
-    return _write(task.run, columns)
+    return write_run(Path(task.run), columns)
 
 
 def merge_types(task: RangeTask) -> dict[str, Any]:
@@ -88,11 +87,4 @@ def merge_types(task: RangeTask) -> dict[str, Any]:
     items = numbers_of(ids, (key >> _HEAD_SHIFT).astype(np.uint32))
     known = items >= 0
     columns = {"items": items[known].astype(np.uint32), "classes": (key[known] & _TAIL).astype(np.uint32)}
-    return _write(task.run, columns, counts={"instance-of kept": len(columns["items"])})
-
-
-def _write(path: str, columns: Mapping[str, NDArray[Any]], **said: Any) -> dict[str, Any]:
-    write_run(Path(path), columns, **said)
-    index = read_index(Path(path))
-    assert index is not None
-    return index
+    return write_run(Path(task.run), columns, counts={"instance-of kept": len(columns["items"])})

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from erica_dist.errors import UserError
-from erica_dist.shards.manifest import read_manifest
+from erica_dist.shards.manifest import LINK_STATISTICS, read_manifest
 from erica_dist.shards.tarfiles import sha256_file
-
-FORMAT = "erica-dist/link-statistics"
 
 
 @dataclass
@@ -45,7 +43,7 @@ class LinkStatistics:
         Raises:
             UserError: there are none, or a file of them is not what was written.
         """
-        manifest = read_manifest(folder, FORMAT)
+        manifest = read_manifest(folder, LINK_STATISTICS)
         for file in manifest["files"]:
             path = Path(folder) / file["file"]
             if not path.is_file() or sha256_file(path) != file["sha256"]:

@@ -29,7 +29,7 @@ from data_tools.kb import fold_name
 from data_tools.name_table import NameTable
 from data_tools.wikidata.arrays import mapped, numbers_of
 from data_tools.wikidata.link_priors import LinkStatistics, Surface
-from data_tools.wikidata.runs import read_index, runs_of, string_columns, string_range, unpacked, write_run
+from data_tools.wikidata.runs import runs_of, string_columns, string_range, unpacked, write_run
 from erica_dist.shards.tarfiles import write_atomically
 
 LABEL_WEIGHT = 4.0
@@ -101,7 +101,7 @@ def merge_names(task: StringsTask) -> dict[str, Any]:
     )
     columns |= {f"folded.{name}": column for name, column in folded.items()}
     counts = {"names": len(names), "names from links": len(names) - len({key for key, _, _ in ordered})}
-    return _write(task.run, columns, rows=len(names), counts=counts)
+    return write_run(Path(task.run), columns, rows=len(names), counts=counts)
 
 
 def merge_folded(task: StringsTask) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def merge_folded(task: StringsTask) -> dict[str, Any]:
         "counts": _by_row(row, np.bincount(of_name, minlength=len(names)).astype(np.uint32)),
         "names": np.array([number for _, number in found], np.uint32)[order],
     }
-    return _write(task.run, columns, rows=len(names), counts={"names without case": len(names)})
+    return write_run(Path(task.run), columns, rows=len(names), counts={"names without case": len(names)})
 
 
 def merge_titles(task: StringsTask) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def merge_titles(task: StringsTask) -> dict[str, Any]:
     owners = np.array([titles[name] for name in names], np.uint32)
     counts["titles"] = len(names)
     columns = {"entities": _by_row(row, owners), **_first_row(owners.astype(np.int64), row)}
-    return _write(task.run, columns, rows=len(names), counts=dict(counts))
+    return write_run(Path(task.run), columns, rows=len(names), counts=dict(counts))
 
 
 # ------------------------------------------------------------------------------------------------ pieces
@@ -219,10 +219,3 @@ def _first_row(entities: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[str
     """The first of the rows of each entity, by entity."""
     owners, first = np.unique(entities, return_index=True)
     return {"owners": owners.astype(np.uint32), "owner_rows": rows[first].astype(np.uint32)}
-
-
-def _write(path: str, columns: dict[str, NDArray[Any]], **said: Any) -> dict[str, Any]:
-    write_run(Path(path), columns, **said)
-    index = read_index(Path(path))
-    assert index is not None
-    return index

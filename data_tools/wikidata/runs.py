@@ -35,8 +35,8 @@ _ALIGNED = 64
 Columns = Mapping[str, NDArray[Any]]
 
 
-def write_run(path: Path, columns: Columns, **said: Any) -> None:
-    """Write the run `path` (without suffix); `said` goes into its index.
+def write_run(path: Path, columns: Columns, **said: Any) -> dict[str, Any]:
+    """Write the run `path` (without suffix) and give its index, which holds `said` too.
 
     Raises:
         UserError: it cannot be written.
@@ -57,6 +57,7 @@ def write_run(path: Path, columns: Columns, **said: Any) -> None:
         temporary.unlink(missing_ok=True)
     index = {"columns": places, **said}
     write_atomically(path.with_name(path.name + ".json"), json.dumps(index, ensure_ascii=False).encode())
+    return index
 
 
 def read_index(path: Path) -> dict[str, Any] | None:

@@ -97,7 +97,6 @@ class Stages:
         labels = self._relation_labels(runs)
         for path in runs:
             self.counts.update(Run.open(path).said["counts"])
-        (work / "runs.txt").write_text("".join(f"{path}\n" for path in runs), encoding="utf-8")
         entities, repeated = finish.write_ids(runs, work / "ids.npy")
         self.counts["entities"] = entities
         self.counts["entity lines merged"] += repeated
@@ -141,9 +140,7 @@ class Stages:
         else:
             names = self._extract_in_order(selection)
         for name in names:
-            index = read_index(name)
-            assert index is not None
-            damages += index["damages"]
+            damages += Run.open(name).said["damages"]
         damages = list(dict.fromkeys(damages))  # units side by side may meet the same one
         if damages and not job.allow_incomplete:
             listed = "\n".join(f"- {damage}" for damage in damages[:LISTED])
@@ -190,10 +187,8 @@ class Stages:
 
     def _types(self, runs: Sequence[Path], entities: int, relations: list[str], q_ids: bool) -> None:
         rows = self.job.task_mb * MB // BYTES_A_FACT
-        merged, out = (
-            self._merge_numbers("types", merge_types, runs, "types.", rows, (), kept_bits=32),
-            self.work / "kb",
-        )
+        out = self.work / "kb"
+        merged = self._merge_numbers("types", merge_types, runs, "types.", rows, (), kept_bits=32)
         finish.write_grouped(merged, "items", "classes", entities, out / "types_offsets.npy", out / "types_classes.npy")
         finish.write_types(merged, relations, mapped(self.work / "ids.npy"), out, q_ids)
 
@@ -269,9 +264,7 @@ class Stages:
         for path, (first, _) in zip(paths, ranges, strict=True):
             file = path.with_name(path.name + ".marisa")
             shutil.copyfile(file, self.work / "kb" / file.name)
-            index = read_index(path)
-            assert index is not None
-            parts.append((file.name, first.decode(), index["rows"]))
+            parts.append((file.name, first.decode(), Run.open(path).said["rows"]))
         return paths, parts
 
     def _identifiers(self, ids_of: Sequence[str] | None) -> None:

@@ -46,8 +46,3 @@ def coarse_type(of_class: int, superclasses: Callable[[int], Iterable[int]]) -> 
         if not level:
             break
     return 0
-
-
-def best(types: Iterable[int]) -> int:
-    """Of the types of an entity's classes, the one that counts."""
-    return min((number for number in types if number), default=0)

@@ -35,10 +35,9 @@ from data_tools.wikipedia.sources import describe, sources
 from data_tools.wikipedia.survey import Survey, report_incomplete, scan_ranges, survey
 from erica_dist.config import LinkCountsJob
 from erica_dist.errors import UserError
-from erica_dist.shards.manifest import VERSION, fingerprint, write_manifest
+from erica_dist.shards.manifest import LINK_STATISTICS, VERSION, fingerprint, write_manifest
 from erica_dist.shards.tarfiles import sha256_file, write_atomically
 
-FORMAT = "erica-dist/link-statistics"
 LINKS, SURFACES = "links.tsv", "surfaces.tsv"
 COUNTS_VERSION = 1  # raise it when any step gives other results
 PAGES_PER_TASK = 1000  # for small inputs fewer, so that all cores have work
@@ -74,7 +73,7 @@ def count_links(job: LinkCountsJob) -> dict[str, Any]:
             for name in (LINKS, SURFACES)
         ]
         manifest = {
-            "format": FORMAT,
+            "format": LINK_STATISTICS,
             "version": VERSION,
             "tool_version": erica_dist.__version__,
             "inputs": files,

@@ -18,13 +18,14 @@ MANIFEST = "manifest.json"
 CORPUS = "erica-dist/corpus"
 TRAINING_SHARDS = "erica-dist/training-shards"
 KNOWLEDGE_BASE = "erica-dist/knowledge-base"
+LINK_STATISTICS = "erica-dist/link-statistics"
 VERSION = 1
 
 _MADE_BY = {
     CORPUS: "erica-dist build-corpus",
     TRAINING_SHARDS: "erica-dist tokenize",
     KNOWLEDGE_BASE: "erica-dist build-kb",
-    "erica-dist/link-statistics": "erica-dist count-links",
+    LINK_STATISTICS: "erica-dist count-links",
 }
 
 
