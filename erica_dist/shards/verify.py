@@ -71,7 +71,7 @@ def _verify_corpus(folder: Path, manifest: dict[str, Any]) -> Counter[str]:
                 raise UserError(f"{path}: key {key:012d} occurs twice in the corpus")
             seen[shard["kind"]].add(key)
             try:
-                fault = _document_fault(sample, relations) if shard["kind"] == "documents" else _page_fault(sample)
+                fault = document_fault(sample, relations) if shard["kind"] == "documents" else _page_fault(sample)
             except (KeyError, TypeError, ValueError) as error:
                 fault = f"a field is missing or of a wrong kind ({error!r})"
             if fault:
@@ -89,7 +89,12 @@ def _verify_corpus(folder: Path, manifest: dict[str, Any]) -> Counter[str]:
     return counts
 
 
-def _document_fault(document: dict[str, Any], relations: set[str]) -> str:
+def document_fault(document: dict[str, Any], relations: set[str]) -> str:
+    """What is wrong with a document of a corpus, "" if nothing; `relations`: ids in the manifest's table.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or of a wrong kind.
+    """
     text = document["text"]
     spans = sorted((start, end) for entity in document["entities"] for start, end, _ in entity["mentions"])
     if any(not entity["mentions"] for entity in document["entities"]):

@@ -6,13 +6,13 @@ a marked point. A panel is drawn alone as SVG (for the page) or with its group's
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from erica_dist.page_style import COLOURS, PICTURE_STYLE, figure_bytes, new_figure
 from erica_dist.tracking.catalogue import Metric
 from erica_dist.tracking.comparison import Curve, RunSummary
 
@@ -21,32 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is too light for lines on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D")
 _DASHES = ("-", "--", ":", "-.")
 _POINTS = 1500  # drawn a curve; longer ones are averaged into so many
 _FEW = 12  # points that are marked one by one
 _SMOOTHING = 15  # the moving average spans this fraction of the run
 _NOT_SMOOTHED = frozenset({"lr"})
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa0a6",
-    "axes.labelcolor": "#3c4043",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.grid": True,
-    "grid.color": "#e8eaed",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "xtick.color": "#5f6368",
-    "ytick.color": "#5f6368",
-    "svg.hashsalt": "erica-dist",  # the same curves give the same bytes
-}
 
 
 def colour(place: int) -> str:
@@ -58,12 +37,12 @@ def panel_svg(metric: Metric, runs: Sequence[RunSummary]) -> bytes:
     """One metric as SVG, text as outlines, so that it looks the same everywhere."""
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
-        figure = _figure(5.6, 3.4)
+    with rc_context(PICTURE_STYLE):
+        figure = new_figure(5.6, 3.4)
         axes = figure.add_subplot()
         _draw(axes, metric, runs)
         _legend(figure, axes, columns=2)
-        return _bytes(figure, "svg", metadata={"Date": None})
+        return figure_bytes(figure, "svg", metadata={"Date": None})
 
 
 def group_png(title: str, metrics: Sequence[Metric], runs: Sequence[RunSummary]) -> bytes:
@@ -72,14 +51,14 @@ def group_png(title: str, metrics: Sequence[Metric], runs: Sequence[RunSummary])
 
     columns = min(2, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    with rc_context(_STYLE):
-        figure = _figure(6.0 * columns, 3.5 * rows + 0.9)
+    with rc_context(PICTURE_STYLE):
+        figure = new_figure(6.0 * columns, 3.5 * rows + 0.9)
         figure.suptitle(title, x=0.015, ha="left", fontsize=14, fontweight="bold")
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(metrics))]
         for axes, metric in zip(panels, metrics, strict=True):
             _draw(axes, metric, runs)
         _legend(figure, *panels, columns=2 * columns)
-        return _bytes(figure, "png", dpi=130)
+        return figure_bytes(figure, "png", dpi=130)
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -98,15 +77,6 @@ def thinned(curve: Curve, points: int = _POINTS) -> tuple[np.ndarray, np.ndarray
     starts = np.linspace(0, len(curve.steps), points, endpoint=False).astype(np.int64)
     sizes = np.diff(np.append(starts, len(curve.steps)))
     return np.add.reduceat(curve.steps, starts) / sizes, np.add.reduceat(curve.values, starts) / sizes
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _draw(axes: Axes, metric: Metric, runs: Sequence[RunSummary]) -> None:
@@ -175,9 +145,3 @@ def _legend(figure: Figure, *panels: Axes, columns: int) -> None:
         frameon=False,
         fontsize=9,
     )
-
-
-def _bytes(figure: Figure, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, **options)
-    return buffer.getvalue()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from erica_dist.errors import UserError
+from erica_dist.page_style import CSS, picture
 from erica_dist.shards.tarfiles import write_atomically
 from erica_dist.tracking.catalogue import GROUPS, Group, Metric, in_order
 from erica_dist.tracking.comparison import RunSummary, date
@@ -61,7 +61,7 @@ def _page(runs: Sequence[RunSummary], experiment: str, uri: str, sections: Seque
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-        f"<style>{_CSS}</style></head><body><main><header><h1>{escape(title)}</h1><p>{subtitle}</p></header>"
+        f"<style>{CSS}{_CSS}</style></head><body><main><header><h1>{escape(title)}</h1><p>{subtitle}</p></header>"
         f"<section>{_table(overview(runs))}</section>{''.join(sections)}"
         f"<footer>Written by <code>erica-dist compare</code>. "
         f"Strong lines are moving averages, faint lines the single steps.</footer></main></body></html>\n"
@@ -106,10 +106,8 @@ def _legend(runs: Sequence[RunSummary]) -> str:
 def _panels(group: Group, metrics: Sequence[Metric], runs: Sequence[RunSummary], png: str) -> str:
     figures = []
     for metric in metrics:
-        # As an image rather than inline: the ids inside one picture then cannot meet those of another.
-        data = base64.b64encode(panel_svg(metric, runs)).decode()
-        text = escape(f"{metric.label} ({metric.key}) by optimizer step")
-        figures.append(f'<figure><img alt="{text}" src="data:image/svg+xml;base64,{data}"></figure>')
+        text = f"{metric.label} ({metric.key}) by optimizer step"
+        figures.append(picture(panel_svg(metric, runs), text))
     return (
         f"<h3>{escape(GROUPS[group])} <a href={escape(png, quote=True)}>PNG</a></h3>"
         f"<div class=panels>{''.join(figures)}</div>"
@@ -117,22 +115,7 @@ def _panels(group: Group, metrics: Sequence[Metric], runs: Sequence[RunSummary],
 
 
 _CSS = """
-:root { color-scheme: light; --ink: #202124; --soft: #5f6368; --line: #e3e6ea; --accent: #0b57d0; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #f6f7f9; color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 28px 20px 48px; }
-header h1 { margin: 0; font-size: 26px; letter-spacing: -.01em; }
-header p { margin: 4px 0 22px; color: var(--soft); overflow-wrap: anywhere; }
-section { background: #fff; border: 1px solid var(--line); border-radius: 12px; padding: 8px 22px 22px; }
-section { margin-bottom: 22px; }
-h2 { margin: 14px 0 0; font-size: 21px; }
-h3 { margin: 22px 0 8px; font-size: 16px; }
 h3 a { font-size: 12px; font-weight: 500; color: var(--accent); text-decoration: none; margin-left: 6px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 14px 7px 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-thead th { color: var(--soft); font-weight: 600; font-size: 13px; white-space: nowrap; border-bottom-width: 2px; }
-tbody th { font-weight: 500; min-width: 150px; }
 .numbers td:nth-child(n+2) { white-space: nowrap; }
 .texts td { overflow-wrap: anywhere; min-width: 120px; font-family: ui-monospace, monospace; font-size: 13px; }
 .texts tbody th { font-family: ui-monospace, monospace; font-size: 13px; }
@@ -142,12 +125,7 @@ td.status span { font-size: 12px; font-weight: 600; padding: 2px 8px; border-rad
 td.finished span { background: #e6f4ea; color: #137333; }
 td.failed span, td.killed span { background: #fce8e6; color: #b3261e; }
 td.running span { background: #e8f0fe; color: #0b57d0; }
-.note { color: var(--soft); font-size: 13px; margin: 8px 0 0; max-width: 90ch; }
 .legend { display: flex; flex-wrap: wrap; gap: 6px 20px; list-style: none; padding: 0; margin: 24px 0 0; }
 .legend li { font-weight: 600; }
 .legend i { display: inline-block; width: 22px; height: 4px; border-radius: 2px; margin: 0 8px 3px 0; }
-.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 14px; }
-figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: 8px; }
-figure img { display: block; width: 100%; height: auto; }
-footer { color: var(--soft); font-size: 13px; }
 """
