@@ -6,9 +6,14 @@ A link leads to the entity of its target's title; a target that the knowledge ba
 up as a name. A surface leads, in this order, to
 1. the page's own entity, where that bears the name;
 2. the one entity among its candidates that the page links to;
-3. its best candidate by prior, where that leads the second by at least `min_margin`.
+3. its best candidate by prior, where that leads the second by at least `min_margin`;
+4. of the candidates with the best priors, the one that shares facts with far more of the page's entities (its own and
+   those that it links to) than any other does.
 Candidates are those of the exact name, else of the name with its case ignored. Nothing depends on the order in which
 the knowledge base or the pages were read.
+
+A page also says which surfaces stand for what from a place on: those that it linked, its own title, and the surnames of
+persons that it linked by full name or is about.
 """
 
 from __future__ import annotations
@@ -16,11 +21,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase, normalise_name
+from data_tools.surnames import surname_forms
 
 NO_ENTITY = -1
+BEGINNING = (0, -1)  # before all that stands on a page
 _CACHED_NAMES = 200_000
+# Facts decide among candidates whose priors are within this factor of the best, and at most so many of them;
+_PRIOR_FACTOR, _MOST_CANDIDATES = 10.0, 16
+# the winner shares facts with this many times as many of the page's entities as the second, and these more.
+_LEAD_FACTOR, _LEAD = 3, 2
+
+Place = tuple[int, int]  # chunk of the page, offset in it
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,17 @@ class NameEntry:
     entities: tuple[int, ...]
     by_prior: int  # NO_ENTITY: the margin is too small
     exact: bool
+    likely: tuple[int, ...] = ()  # where the margin is too small: the candidates among which facts may decide
+
+
+@dataclass(frozen=True)
+class Surname:
+    """Whom a surname stands for from a place on. `sure`: the knowledge base calls the entity a person and has the
+    word as a name of nobody and nothing else; where it does not, somebody else must say that a person is meant."""
+
+    entity: int
+    since: Place
+    sure: bool
 
 
 @dataclass
@@ -38,8 +65,10 @@ class PageContext:
 
     own: int = NO_ENTITY
     linked: frozenset[int] = frozenset()
-    # surface -> (entity, (chunk, offset) of the first link with it); from there on the surface stands for the entity
-    surfaces: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    # surface -> (entity, place of the first link with it); from there on the surface stands for the entity
+    surfaces: dict[str, tuple[int, Place]] = field(default_factory=dict)
+    surnames: dict[str, Surname] = field(default_factory=dict)
+    by_facts: dict[tuple[int, ...], int] = field(default_factory=dict)  # remembered: what rule 4 said of candidates
 
 
 class Linker:
@@ -67,8 +96,12 @@ class Linker:
             entities, priors = self.kb.candidates_folded(surface)
         if not len(entities):
             return NameEntry((), NO_ENTITY, False)
+        numbers = tuple(entities.tolist())
         margin = float(priors[0]) - (float(priors[1]) if len(priors) > 1 else 0.0)
-        return NameEntry(tuple(entities.tolist()), int(entities[0]) if margin >= self.min_margin else NO_ENTITY, exact)
+        if margin >= self.min_margin:
+            return NameEntry(numbers, numbers[0], exact)
+        likely = numbers[: min(int(np.count_nonzero(priors * _PRIOR_FACTOR >= priors[0])), _MOST_CANDIDATES)]
+        return NameEntry(numbers, NO_ENTITY, exact, likely)
 
     def target(self, title: str) -> int:
         """The entity that a link to the normalised `title` stands for."""
@@ -88,13 +121,35 @@ class Linker:
         entry = self.name(surface)
         if page.own in entry.entities:
             return page.own
-        on_page = [entity for entity in entry.entities if entity in page.linked]
-        return on_page[0] if len(on_page) == 1 else entry.by_prior
+        on_page = page.linked.intersection(entry.entities)
+        if len(on_page) == 1:
+            return next(iter(on_page))
+        return self._by_facts(entry.likely, page) if len(entry.likely) > 1 else entry.by_prior
+
+    def _by_facts(self, candidates: tuple[int, ...], page: PageContext) -> int:
+        winner = page.by_facts.get(candidates)
+        if winner is None:
+            near = np.array(sorted(page.linked | {page.own} - {NO_ENTITY}), np.int64)
+            winner = page.by_facts[candidates] = self._nearest(np.array(candidates, np.int64), near)
+        return winner
+
+    def _nearest(self, candidates: NDArray[np.int64], near: NDArray[np.int64]) -> int:
+        """The candidate that shares facts with far more of `near` than any other does."""
+        if not len(near):
+            return NO_ENTITY
+        ours, theirs = np.repeat(candidates, len(near)), np.tile(near, len(candidates))
+        out, _ = self.kb.relations_of_pairs(ours, theirs)
+        into, _ = self.kb.relations_of_pairs(theirs, ours)
+        related = (np.diff(out) > 0) | (np.diff(into) > 0)
+        shared = related.reshape(len(candidates), len(near)).sum(1)
+        best, second = np.argsort(-shared, kind="stable")[:2]
+        leads = shared[best] >= _LEAD_FACTOR * shared[second] + _LEAD
+        return int(candidates[best]) if leads else NO_ENTITY
 
     def page(self, title: str, passages: Iterable[Passage]) -> PageContext:
         """The context of a page. A surface that the page links to different entities says nothing."""
         own = self.target(title)
-        surfaces: dict[str, tuple[int, tuple[int, int]]] = {}
+        surfaces: dict[str, tuple[int, Place]] = {}
         linked: set[int] = set()
         ambiguous: set[str] = set()
         for passage in passages:
@@ -104,13 +159,42 @@ class Linker:
                     linked.add(entity)
                 if surfaces.setdefault(surface, (entity, (passage.chunk, link.start)))[0] != entity:
                     ambiguous.add(surface)
+        surnames = self._surnames(title, own, surfaces, ambiguous)
         for surface in ambiguous:
             del surfaces[surface]
         surfaces = {surface: place for surface, place in surfaces.items() if place[0] != NO_ENTITY}
         if own != NO_ENTITY:
             for surface in {title, _without_qualifier(title)}:
-                surfaces[surface] = (own, (0, -1))
-        return PageContext(own, frozenset(linked), surfaces)
+                surfaces[surface] = (own, BEGINNING)
+        return PageContext(own, frozenset(linked), surfaces, surnames)
+
+    def _surnames(
+        self, title: str, own: int, surfaces: dict[str, tuple[int, Place]], ambiguous: set[str]
+    ) -> dict[str, Surname]:
+        """Surnames of the persons linked by full name. One that several of them bear says nothing, whether or not the
+        knowledge base knows them; one that the page links by itself is left to that link; that of the page's own
+        entity stands for it, whoever else bears it."""
+        bearers: dict[str, tuple[int, Place]] = {}
+        several: set[str] = set()
+        for surface, (entity, since) in surfaces.items():
+            for form in surname_forms(surface) if " " in surface else ():
+                place = bearers.setdefault(form, (entity, since))
+                if place[0] != entity or entity == NO_ENTITY or surface in ambiguous:
+                    several.add(form)
+                elif since < place[1]:
+                    bearers[form] = (entity, since)
+        for form in several:
+            del bearers[form]
+        if own != NO_ENTITY:
+            bearers.update((form, (own, BEGINNING)) for form in surname_forms(_without_qualifier(title)))
+        found: dict[str, Surname] = {}
+        for form, (entity, since) in bearers.items():
+            kind = self.kb.entity_type(entity)
+            if form not in surfaces and kind in ("", "PERSON"):
+                known = self.name(form)
+                others = known.exact and any(other != entity for other in known.entities)
+                found[form] = Surname(entity, since, kind == "PERSON" and not others)
+        return found
 
 
 def _without_qualifier(title: str) -> str:
