@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -11,15 +10,21 @@ from data_tools.documents import Passage
 from data_tools.filters import cannot_pass, content_hash, labels_fault, length_fault
 from data_tools.kb import KnowledgeBase
 from data_tools.labelling import Labelled, excluded_numbers, label
-from data_tools.leakage import LeakedPairs, leaked_pairs, load_leakage, read_pairs
+from data_tools.leakage import LeakedPairs, add_pairs
+from data_tools.leakage_readers import name_key
 from data_tools.linking import NO_ENTITY
 from data_tools.mentions import Mention, Possible
-from erica_dist.config import FilterConfig, LabellingConfig, LeakageConfig
-from erica_dist.errors import UserError
+from erica_dist.config import FilterConfig, LabellingConfig
 from tests.corpora import entity, make_kb
 
 TEXT = "France Germany Paris Europe"  # Q1 Q2 Q101 Q900
-NOTHING = leaked_pairs(())
+NOTHING = LeakedPairs({})
+
+
+def leaked_pairs(*pairs: tuple[str, str], ids: bool = False) -> LeakedPairs:
+    partners: dict[str, dict[str, int]] = {}
+    add_pairs(partners, pairs if ids else [(name_key(one), name_key(other)) for one, other in pairs], 1)
+    return LeakedPairs(partners)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +79,18 @@ def test_an_excluded_relation_leaves_a_barred_pair(kb: KnowledgeBase) -> None:
 
 def test_leaked_pairs_lose_their_labels_in_both_directions_and_are_barred(kb: KnowledgeBase) -> None:
     counts: Counter[str] = Counter()
-    found = labelled(kb, leaked=leaked_pairs([("paris", "FRANCE"), ("Paris", "Europe")]), counts=counts)
+    found = labelled(kb, leaked=leaked_pairs(("paris", "FRANCE"), ("Paris", "Europe")), counts=counts)
     assert triples(kb, found) == [fact for fact in ALL if fact[:2] != (0, 2)]
     assert found.barred == ((0, 2), (2, 0), (2, 3), (3, 2))
     assert counts == {"removed: leakage": 1}
+    assert found.leaked == (1,)
+
+
+def test_leaked_pairs_of_ids_count_whatever_the_names(kb: KnowledgeBase) -> None:
+    found = labelled(kb, leaked=leaked_pairs(("Q101", "Q1"), ("Q2", "Q77"), ids=True))
+    assert triples(kb, found) == [fact for fact in ALL if fact[:2] != (0, 2)]
+    assert found.barred == ((0, 2), (2, 0))
+    assert labelled(kb, leaked=leaked_pairs(("q101", "q1"))).barred == ()
 
 
 def test_caps(kb: KnowledgeBase) -> None:
@@ -87,40 +100,6 @@ def test_caps(kb: KnowledgeBase) -> None:
     assert triples(kb, found) == [(0, 1, "P47"), (0, 2, "P36")]
     assert found.barred == ((1, 0),)
     assert counts == {"entities over labelling.max_entities": 1, "removed: over labelling.max_labels": 1}
-
-
-def test_leakage_files(tmp_path: Path) -> None:
-    titles, pairs, docred = tmp_path / "titles.txt", tmp_path / "pairs.tsv", tmp_path / "dev.json"
-    titles.write_text("edmund_Burke\n\nFugue \n", encoding="utf-8")
-    pairs.write_text("Ada Lovelace\tLondon\n", encoding="utf-8")
-    docred.write_text(
-        '[{"title": "Fugue", "vertexSet": [[{"name": "A"}, {"name": "a2"}], [{"name": "B"}]],'
-        ' "labels": [{"h": 1, "t": 0, "r": "P1"}]}]',
-        encoding="utf-8",
-    )
-    found, leaked = load_leakage(LeakageConfig(titles=str(titles), pairs=str(pairs)))
-    assert found == {"Edmund Burke", "Fugue"}
-    assert list(leaked.between([{"london"}, {"ada lovelace", "ada"}, {"paris"}])) == [(0, 1), (1, 0)]
-    found, leaked = load_leakage(LeakageConfig(titles=str(docred), pairs=str(docred)))
-    assert found == {"Fugue"}
-    assert list(leaked.between([{"a2"}, {"b"}])) == [(0, 1), (1, 0)]
-    assert not load_leakage(LeakageConfig())[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [("pairs.tsv", "a\tb\nonly one\n", "line 2"), ("dev.json", "{}", "must hold a list"), ("dev.json", "[", "no valid"),
-     ("dev.json", '[{"title": "x", "labels": []}]', "document 0"),
-     ("dev.json", '[{"vertexSet": [[]], "labels": [{"h": 0, "t": 7}]}]', "document 0"),
-     ("pairs.tsv", None, "cannot read")],
-)  # fmt: skip
-def test_malformed_leakage_files_are_named(tmp_path: Path, name: str, content: str | None, place: str) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=place) as caught:
-        list(read_pairs(path))
-    assert name in str(caught.value)
 
 
 def test_length_filter_counts_special_tokens_in_the_maximum_only() -> None:
