@@ -1,9 +1,11 @@
 """Pages -> passages: the pieces of text that may become documents.
 
 In: a page of paragraphs with links. Out: passages in page order, each at most `limit` word pieces where its text allows
-it. A passage is one paragraph or (merged) consecutive paragraphs of one section, joined by line breaks, as many as fit.
-A paragraph that is too long alone is cut at sentence ends, a sentence that is too long alone at blanks; never within a
-link. What has no blank stays whole, so a passage can exceed the limit and is then left to the length filter.
+it. A passage is one paragraph or (merged) consecutive paragraphs of one section, joined by line breaks: as many as it
+takes to be `enough` pieces; what is left at the end of a section and is not enough joins the passage before it, where
+both fit together. A paragraph that is too long alone is cut at sentence ends, a sentence that is too long alone at
+blanks; never within a link. What has no blank stays whole, so a passage can exceed the limit and is then left to the
+length filter.
 """
 
 from __future__ import annotations
@@ -41,6 +43,16 @@ class _Atom:
     start: int
     end: int
     pieces: int
+    closes: bool  # ends its paragraph
+
+
+class WordCounter:
+    """Counts words, in place of word pieces: what white space separates."""
+
+    special_tokens = 0
+
+    def __call__(self, text: str) -> int:
+        return len(text.split())
 
 
 class PieceCounter:
@@ -79,12 +91,12 @@ class PieceCounter:
         return sum(self._pieces[chunk] for chunk in chunks)
 
 
-def cut_page(page: Page, count: Callable[[str], int], limit: int, merge: bool) -> list[Passage]:
-    """The passages of `page`. `limit`: pieces without special tokens; `merge`: paragraphs of a section together."""
+def cut_page(page: Page, count: Callable[[str], int], limit: int, enough: int, merge: bool) -> list[Passage]:
+    """The passages of `page`. `limit`, `enough`: pieces without special tokens; `merge`: paragraphs of a section."""
     passages: list[Passage] = []
     for paragraphs in _sections(page.paragraphs, merge):
         text, links = _join(paragraphs)
-        for atoms in _pack(_atoms(text, links, paragraphs, count, limit), limit):
+        for atoms in _packs(_atoms(text, links, paragraphs, count, limit), limit, enough):
             start, end = atoms[0].start, atoms[-1].end
             inside = tuple(
                 Link(link.start - start, link.end - start, link.target)
@@ -118,7 +130,7 @@ def _atoms(
     start = 0
     for paragraph in paragraphs:
         end = start + len(paragraph.text)
-        whole = _trimmed(text, start, end, count)
+        whole = _trimmed(text, start, end, count, True)
         if whole.pieces <= limit:
             yield whole
         else:
@@ -141,24 +153,28 @@ def _cut(
         if start > whole.start and not any(link.start < start < link.end for link in links):
             borders.append(start)
     borders.append(whole.end)
-    return [_trimmed(text, first, last, count) for first, last in pairwise(borders)]
+    return [_trimmed(text, first, last, count, whole.closes and last == whole.end) for first, last in pairwise(borders)]
 
 
-def _trimmed(text: str, start: int, end: int, count: Callable[[str], int]) -> _Atom:
+def _trimmed(text: str, start: int, end: int, count: Callable[[str], int], closes: bool) -> _Atom:
     piece = text[start:end]
     first = start + len(piece) - len(piece.lstrip())
     last = start + len(piece.rstrip())
-    return _Atom(first, last, count(text[first:last]))
+    return _Atom(first, last, count(text[first:last]), closes)
 
 
-def _pack(atoms: Iterable[_Atom], limit: int) -> Iterable[list[_Atom]]:
-    pack: list[_Atom] = []
-    pieces = 0
+def _packs(atoms: Iterable[_Atom], limit: int, enough: int) -> list[list[_Atom]]:
+    packs: list[list[_Atom]] = []
+    sizes: list[int] = []
+    full = True  # the last pack takes no more
     for atom in atoms:
-        if pack and pieces + atom.pieces > limit:
-            yield pack
-            pack, pieces = [], 0
-        pack.append(atom)
-        pieces += atom.pieces
-    if pack:
-        yield pack
+        if full or sizes[-1] + atom.pieces > limit:
+            packs.append([])
+            sizes.append(0)
+        packs[-1].append(atom)
+        sizes[-1] += atom.pieces
+        full = atom.closes and sizes[-1] >= enough
+    if len(packs) > 1 and sizes[-1] < enough and sizes[-2] + sizes[-1] <= limit:
+        rest = packs.pop()
+        packs[-1] += rest
+    return packs

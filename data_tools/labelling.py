@@ -15,6 +15,7 @@ import numpy as np
 
 from data_tools.kb import KnowledgeBase
 from data_tools.leakage import LeakedPairs
+from data_tools.leakage_readers import name_key
 from data_tools.mentions import Mention
 from erica_dist.config import LabellingConfig
 
@@ -30,11 +31,13 @@ class Entity:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Entities, sorted unique (head, tail, relation number in the knowledge base) and sorted barred (head, tail)."""
+    """Entities, sorted unique (head, tail, relation number in the knowledge base) and sorted barred (head, tail);
+    leaked: of each label that leakage took, the sets it is from."""
 
     entities: tuple[Entity, ...]
     relations: tuple[tuple[int, int, int], ...]
     barred: tuple[tuple[int, int], ...]
+    leaked: tuple[int, ...] = ()
 
     @property
     def labelled_pairs(self) -> int:
@@ -63,24 +66,37 @@ def label(
 ) -> Labelled:
     """Entities and relations of the passage `text`; labels that were taken away are added to `counts` by reason.
 
-    Caps keep the entities mentioned first, and of the labels those of the relations that are rarest in the passage.
+    Caps keep the entities mentioned first, of the labels of one relation those whose two entities are, and of all labels
+    those of the relations that are rarest in the passage.
     """
     entities = _entities(mentions, config.max_entities, counts)
     barred: set[tuple[int, int]] = set()
-    if leaked:
-        names = [_names(text, entity, kb) for entity in entities]
-        barred.update(leaked.between(names))
+    sets = leaked.between([_names(text, entity, kb) for entity in entities]) if leaked else {}
+    barred.update(sets)
+    taken: list[int] = []
     kept: list[tuple[int, int, int]] = []
     lost: set[tuple[int, int]] = set()
     for fact in facts_between(kb, [entity.number for entity in entities]) if len(entities) > 1 else []:
         pair = fact[:2]
         if pair in barred:
             counts["removed: leakage"] += 1
+            taken.append(sets[pair])
         elif fact[2] in excluded:
             counts["removed: excluded relation"] += 1
             lost.add(pair)
         else:
             kept.append(fact)
+    if config.max_per_relation:
+        of_relation: Counter[int] = Counter()
+        first: list[tuple[int, int, int]] = []
+        for fact in sorted(kept, key=lambda fact: (max(fact[:2]), fact)):
+            of_relation[fact[2]] += 1
+            if of_relation[fact[2]] <= config.max_per_relation:
+                first.append(fact)
+            else:
+                lost.add(fact[:2])
+        counts["removed: over labelling.max_per_relation"] += len(kept) - len(first)
+        kept = sorted(first)
     if config.max_labels and len(kept) > config.max_labels:
         frequency = Counter(relation for _, _, relation in kept)
         ranked = sorted(kept, key=lambda fact: (frequency[fact[2]], fact))
@@ -88,7 +104,7 @@ def label(
         counts["removed: over labelling.max_labels"] += len(kept) - config.max_labels
         kept = sorted(ranked[: config.max_labels])
     barred |= lost - {fact[:2] for fact in kept}
-    return Labelled(tuple(entities), tuple(kept), tuple(sorted(barred)))
+    return Labelled(tuple(entities), tuple(kept), tuple(sorted(barred)), tuple(taken))
 
 
 def _entities(mentions: Sequence[Mention], cap: int, counts: Counter[str]) -> list[Entity]:
@@ -109,5 +125,6 @@ def _label(mentions: Sequence[Mention]) -> str:
 
 
 def _names(text: str, entity: Entity, kb: KnowledgeBase) -> set[str]:
+    """What an entity is known by in leaked pairs: keys of its surfaces and its label, and its id."""
     surfaces = {text[mention.start : mention.end] for mention in entity.mentions}
-    return {name.lower() for name in surfaces | {kb.entity_name(entity.number)}}
+    return {name_key(name) for name in surfaces | {kb.entity_name(entity.number)}} | {kb.entity_id(entity.number)}

@@ -6,13 +6,17 @@ candidates only.
 
 What counts as a mention:
 - the surface of a link, whatever it looks like;
-- else a span of whole words that holds an upper-case letter or a digit, is not made of digits alone, and is a known
-  name in this very case, or in another case where NER found the same span; or a surface that the page linked before,
-  or the page's own title;
-- a name that is a function word, the name of a month or a day, or a single letter counts only where it is linked or
-  is written in capitals ("IT", "US"; "It" and "Us" are no mentions);
-- where NER runs, a name of one word that it did not find there counts only for an entity that the page links or is
-  about, or that NER found in the passage ("Law" and "Prince" are names of something, and seldom meant as such).
+- else a span of whole words whose first or second word holds an upper-case letter or a digit, and that is a known name
+  in this very case, or in another case where NER found the same span; or a surface that the page linked before, or the
+  page's own title;
+- not one that is made of digits alone, is a single letter, or is on the list of excluded names; a single common word of
+  the language, with or without an article ("Union", "the First"), counts only in capitals ("IT", "US"), and what the
+  page linked before only if it is no function word;
+- not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
+  function words aside ("New York Times" is no place, but "The French" may be);
+- where NER runs, a name that does not stand alone and that NER did not find there counts only for an entity that the
+  page links or is about, or that NER found in the passage ("Law" and "Prince" are names of something, and seldom meant
+  as such).
 
 Spans from NER are compared after trimming white space, a leading article and a possessive ending, each only where the
 longer span is no candidate itself.
@@ -23,18 +27,20 @@ or is a date, a number or a quantity, keeps names from within it, and so does a 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from data_tools.common_words import COMMON_WORDS
+from data_tools.common_words import FUNCTION_WORDS, read_common_words
 from data_tools.documents import Passage
+from data_tools.known_names import known_names, whole_words
 from data_tools.linking import NO_ENTITY, Linker, PageContext
 
-MAX_NAME = 100  # characters of the longest name looked for
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
-_TOKEN = re.compile(r"[\w\u0300-\u036f]+|[^\w\s]")
 _ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"(?:['’]s|(?<=s)['’])$")
 
@@ -73,27 +79,55 @@ class Mention:
     label: str
 
 
-def counts_as_name(surface: str) -> bool:
+@dataclass(frozen=True)
+class MentionRules:
+    """What of the rules above is a choice. `common`: words, lower case; `excluded`: names that count only as links."""
+
+    common: frozenset[str]
+    excluded: frozenset[str] = frozenset()
+
+    def identity(self) -> dict[str, Any]:
+        """What the manifest says of them."""
+        return {
+            "first or second word": "holds an upper-case letter or a digit",
+            "common words": len(self.common),
+            "common words sha256": hashlib.sha256(" ".join(sorted(self.common)).encode()).hexdigest(),
+            "excluded names": sorted(self.excluded),
+        }
+
+
+def counts_as_name(surface: str, common: frozenset[str]) -> bool:
     """Whether an unlinked `surface` can be a mention by its looks."""
     low = surface.lower()
     if surface == low and not any(character.isdigit() for character in surface):
         return False
-    if surface.isdigit():
+    article = _ARTICLE.match(surface)
+    word = surface[article.end() :] if article else surface
+    if word.isdigit():
         return False
-    if low in COMMON_WORDS or len(surface) == 1:
-        return len(surface) > 1 and surface.isupper()
+    if len(word) < 2 or word.lower() in common:
+        return len(word) > 1 and word.isupper()
     return True
 
 
-def fold_in_place(text: str) -> str:
-    """`text` without case and of the same length: the few characters that fold to several stay as they are."""
-    folded = text.casefold()
-    if len(folded) == len(text):
-        return folded
-    return "".join(low if len(low := character.casefold()) == 1 else character for character in text)
+@functools.lru_cache(100_000)
+def stands_alone(surface: str) -> bool:
+    """Whether two of its words hold an upper-case letter or a digit and are no function words."""
+    words = surface.split(" ")
+    return len(words) > 1 and sum(counts_as_word(word) for word in words) > 1
 
 
-def possible_mentions(passage: Passage, linker: Linker, page: PageContext) -> list[Possible]:
+def counts_as_word(word: str) -> bool:
+    low = word.lower()
+    return low not in FUNCTION_WORDS and (low != word or any(character.isdigit() for character in word))
+
+
+DEFAULT_RULES = MentionRules(read_common_words())
+
+
+def possible_mentions(
+    passage: Passage, linker: Linker, page: PageContext, rules: MentionRules = DEFAULT_RULES
+) -> list[Possible]:
     """All candidates of `passage` in order of their start; at most one a span, and none that overlaps a link."""
     text = passage.text
     found: dict[tuple[int, int], Possible] = {}
@@ -103,37 +137,45 @@ def possible_mentions(passage: Passage, linker: Linker, page: PageContext) -> li
         if start < end:
             found[start, end] = Possible(start, end, "link", linker.target(link.target))
             linked[start:end] = b"\1" * (end - start)
-    tokens = [match.span() for match in _TOKEN.finditer(text)]
-    ends = {end for _, end in tokens}
-    by_first_word = _surfaces_by_first_word(page)
-    folded, trie = fold_in_place(text), linker.kb.folded_trie
-    for start, end in tokens:
-        for surface in by_first_word.get(text[start:end], ()):
-            last = start + len(surface)
-            entity, since = page.surfaces[surface]
-            here = last in ends and text.startswith(surface, start) and since < (passage.chunk, start)
-            if here and not any(linked[start:last]):
-                found[start, last] = Possible(start, last, "page", entity)
-        for key in trie.prefixes(folded[start : start + MAX_NAME]):
-            last = start + len(key)
-            if last not in ends or (start, last) in found or any(linked[start:last]):
-                continue
-            surface = text[start:last]
-            if not counts_as_name(surface):
-                continue
-            entry = linker.name(surface)
-            if entry.entities:
-                found[start, last] = Possible(start, last, "name", linker.surface(surface, page), entry.exact)
-    return sorted(found.values(), key=lambda possible: (possible.start, possible.end))
+    for start, end, entity in _page_surfaces(passage, page):
+        if linked.find(1, start, end) < 0:
+            found[start, end] = Possible(start, end, "page", entity)
+    for start, end in known_names(text, linker.kb.folded_trie):
+        surface = text[start:end]
+        if (start, end) in found or linked.find(1, start, end) >= 0:
+            continue
+        if surface in rules.excluded or not counts_as_name(surface, rules.common):
+            continue
+        entry = linker.name(surface)
+        if entry.entities:
+            found[start, end] = Possible(start, end, "name", linker.surface(surface, page), entry.exact)
+    return _longest(text, found.values())
 
 
-def _surfaces_by_first_word(page: PageContext) -> dict[str, list[str]]:
-    words: dict[str, list[str]] = {}
-    for surface in page.surfaces:
-        first = _TOKEN.match(surface)
-        if first and counts_as_name(surface):
-            words.setdefault(first.group(), []).append(surface)
-    return words
+def _page_surfaces(passage: Passage, page: PageContext) -> Iterator[tuple[int, int, int]]:
+    """(start, end, entity) of what the page linked before, or of its own title."""
+    text = passage.text
+    for surface, (entity, since) in page.surfaces.items():
+        place = text.find(surface)
+        if place < 0 or not counts_as_name(surface, FUNCTION_WORDS):
+            continue
+        while place >= 0:
+            end = place + len(surface)
+            if since < (passage.chunk, place) and whole_words(text, place, end):
+                yield place, end, entity
+            place = text.find(surface, place + 1)
+
+
+def _longest(text: str, candidates: Iterable[Possible]) -> list[Possible]:
+    """`candidates` sorted, without those that lie within a longer one which needs no support."""
+    kept: list[Possible] = []
+    reach = 0
+    for candidate in sorted(candidates, key=lambda possible: (possible.start, -possible.end)):
+        if candidate.end > reach or candidate.source == "link":
+            kept.append(candidate)
+            if candidate.source != "name" or (candidate.exact and stands_alone(text[candidate.start : candidate.end])):
+                reach = max(reach, candidate.end)
+    return kept
 
 
 def select_mentions(
@@ -173,10 +215,10 @@ def select_mentions(
             ranked.append((0, start - end, 0, start, end, "link", candidate.entity))
         elif (start, end) in confirmed or not candidate.exact:
             continue
-        elif spans is None or candidate.entity in supported or " " in text[start:end]:
+        elif spans is None or candidate.entity in supported or stands_alone(text[start:end]):
             ranked.append((1, start - end, 1, start, end, "name", candidate.entity))
         else:
-            counts["name: one word, unsupported"] += 1
+            counts["name: without support"] += 1
 
     taken = bytearray(len(text))
     mentions: list[Mention] = []

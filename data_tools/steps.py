@@ -19,22 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_tools.documents import Passage, PieceCounter, cut_page
+from data_tools.common_words import read_common_words
+from data_tools.documents import Passage, PieceCounter, WordCounter, cut_page
 from data_tools.filters import cannot_pass, content_hash, labels_fault, length_fault
 from data_tools.kb import KnowledgeBase
 from data_tools.labelling import Labelled, excluded_numbers, label
-from data_tools.leakage import LeakedPairs, load_leakage
+from data_tools.leakage import Leakage, load_leakage
 from data_tools.linking import Linker, PageContext
-from data_tools.mentions import Mention, NerSpan, Possible, possible_mentions, select_mentions
+from data_tools.mentions import Mention, MentionRules, NerSpan, Possible, possible_mentions, select_mentions
 from data_tools.ner import Recogniser, load_recogniser
 from data_tools.pages import Page
 from data_tools.tokenizer_files import load_tokenizer
 from data_tools.wikipedia.reader import Unit, read_unit
+from data_tools.wikipedia.redirects import RedirectMap
 from erica_dist.config import CorpusJob
 from erica_dist.errors import UserError
 from erica_dist.shards.tarfiles import commit, temporary_name, write_atomically
 
-STEPS_VERSION = 2  # raise it when any step gives other results: units built by older code are then built again
+STEPS_VERSION = 3  # raise it when any step gives other results: units built by older code are then built again
 Counts = dict[str, Counter[str]]  # stage -> reason -> number
 # By the coarse type of a page's entity, from its instance-of statements
 NOT_ARTICLES = {
@@ -63,11 +65,11 @@ class Tools:
     job: CorpusJob
     kb: KnowledgeBase
     linker: Linker
-    count: PieceCounter
+    count: PieceCounter | WordCounter
+    rules: MentionRules
     recognise: Recogniser | None
     excluded: frozenset[int]
-    titles: frozenset[str]
-    leaked: LeakedPairs
+    leakage: Leakage
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,15 @@ def load_tools(job: CorpusJob) -> Tools:
         UserError: the first thing that cannot be loaded.
     """
     kb = KnowledgeBase.open(job.kb)
-    titles, leaked = load_leakage(job.leakage)
     return Tools(
         job=job,
         kb=kb,
         linker=Linker(kb, job.linking.min_margin),
-        count=PieceCounter(load_tokenizer(job.tokenizer)),
+        count=WordCounter() if job.filters.count == "words" else PieceCounter(load_tokenizer(job.tokenizer)),
+        rules=MentionRules(read_common_words(job.mentions.common_words), frozenset(job.mentions.excluded_names)),
         recognise=load_recogniser(job.ner) if job.ner.enabled else None,
         excluded=excluded_numbers(kb, job.labelling.excluded_relations),
-        titles=titles,
-        leaked=leaked,
+        leakage=load_leakage(job.leakage),
     )
 
 
@@ -119,10 +120,13 @@ def build_unit(task: UnitTask) -> dict[str, Any]:
         _loaded[task.tools] = load_tools(task.job)
     pages, read = read_unit(task.unit)
     counts: Counts = defaultdict(Counter, {"pages": read})
+    leaked = _loaded[task.tools].leakage.pages(RedirectMap(task.unit.redirects).resolve)
     kept: list[tuple[int, Page]] = []
     for number, page in enumerate(pages):
-        reason = left_out(page, _loaded[task.tools])
-        if reason:
+        if page.title in leaked:
+            counts["pages"]["left out: leakage"] += 1
+            _loaded[task.tools].leakage.count(counts["leakage"], "pages left out", leaked[page.title])
+        elif reason := left_out(page, _loaded[task.tools]):
             counts["pages"][f"left out: {reason}"] += 1
         else:
             kept.append((number, page))
@@ -131,9 +135,7 @@ def build_unit(task: UnitTask) -> dict[str, Any]:
 
 
 def left_out(page: Page, tools: Tools) -> str:
-    """Why the corpus does not take this page: leakage, or what the knowledge base says it is; "" where it does."""
-    if page.title in tools.titles:
-        return "leakage"
+    """Why the corpus does not take this page by what the knowledge base says it is; "" where it does."""
     entity = tools.kb.entity_of_title(page.title)
     return NOT_ARTICLES.get(tools.kb.entity_type(entity), "") if entity >= 0 else ""
 
@@ -156,7 +158,9 @@ def documents_of(
         of_mentions: Counter[str] = Counter()
         of_labels: Counter[str] = Counter()
         mentions = select_mentions(passage, candidate.possible, candidate.context, spans, of_mentions)
-        labelled = label(passage.text, mentions, tools.kb, tools.job.labelling, tools.excluded, tools.leaked, of_labels)
+        labelled = label(
+            passage.text, mentions, tools.kb, tools.job.labelling, tools.excluded, tools.leakage.pairs, of_labels
+        )
         fault = labels_fault(labelled, tools.job.filters)
         if fault:
             counts["passages"][f"dropped: {fault}"] += 1
@@ -164,13 +168,16 @@ def documents_of(
         counts["passages"]["passed"] += 1
         counts["mentions"].update(of_mentions)
         counts["labels"].update(of_labels)
+        for sets in labelled.leaked:
+            tools.leakage.count(counts["leakage"], "labels removed", sets)
         yield Document(candidate.page, passage.chunk, document_json(passage, labelled, tools.kb))
 
 
 def _candidates(number: int, page: Page, tools: Tools, counts: Counts, skip: bool) -> Iterator[Candidate]:
     filters = tools.job.filters
     limit = filters.max_tokens - tools.count.special_tokens
-    passages = cut_page(page, tools.count, limit, merge=tools.job.unit == "section")
+    enough = tools.job.passage_tokens or filters.min_tokens
+    passages = cut_page(page, tools.count, limit, enough, merge=tools.job.unit == "section")
     of_passages = counts["passages"]
     of_passages["cut"] += len(passages)
     counts["words"]["read"] += sum(len(passage.text.split()) for passage in passages)
@@ -184,7 +191,7 @@ def _candidates(number: int, page: Page, tools: Tools, counts: Counts, skip: boo
     context = tools.linker.page(page.title, passages) if fitting else None
     for passage in fitting:
         assert context is not None
-        possible = possible_mentions(passage, tools.linker, context)
+        possible = possible_mentions(passage, tools.linker, context, tools.rules)
         fault = cannot_pass(possible, tools.kb, filters, tools.excluded) if skip else ""
         if fault:
             of_passages[f"dropped before NER: {fault}"] += 1

@@ -237,8 +237,15 @@ class KnowledgeBaseJob:
 
 
 @dataclass
+class MentionConfig:
+    excluded_names: list[str] = field(default_factory=list)  # count only where they are linked
+    common_words: str = ""  # file of the language's common words, one a line; "": the packaged English ones
+
+
+@dataclass
 class FilterConfig:
-    min_tokens: int = 128  # word pieces of the chosen tokenizer
+    count: Literal["pieces", "words"] = "pieces"  # what min_tokens and max_tokens count: of the tokenizer, or by blanks
+    min_tokens: int = 128
     max_tokens: int = 512  # special tokens included
     min_entities: int = 4
     min_pairs: int = 4  # ordered pairs with at least one relation
@@ -261,12 +268,16 @@ class LabellingConfig:
     excluded_relations: list[str] = field(default_factory=list)
     max_entities: int = 0  # a document; 0: no cap (the reference: 20)
     max_labels: int = 0  # a document; 0: no cap (the reference: 30)
+    max_per_relation: int = 0  # labels of one relation in a document; 0: no cap
 
 
 @dataclass
 class LeakageConfig:
-    titles: str = ""  # file with one article title a line; these pages are left out
-    pairs: str = ""  # file with `head name <tab> tail name` lines; these facts are no label, in either order
+    # dev and test sets of downstream tasks: their articles are left out, their facts are no label, in either order;
+    # DocRED, FewRel, TACRED, OpenNRE, SemEval-2010, SQuAD, plain lists of titles or name pairs; plain or packed
+    sets: list[str] = field(default_factory=list)
+    titles: list[str] = field(default_factory=list)  # files of which only the titles are taken
+    pairs: list[str] = field(default_factory=list)  # files of which only the facts are taken
 
 
 @dataclass
@@ -274,14 +285,19 @@ class CorpusJob:
     # MediaWiki dumps (*.xml, *.xml.bz2), WikiExtractor's files or folders, *.jsonl(.gz) with title and text
     inputs: list[str] = field(default_factory=list)
     kb: str = ""  # folder of `erica-dist build-kb`
-    tokenizer: str = ""  # Hugging Face folder whose word pieces the filters count
+    tokenizer: str = ""  # Hugging Face folder whose word pieces the filters count; not needed with filters.count=words
     out: str = ""
-    unit: Literal["section", "paragraph"] = "section"  # section: paragraphs of one section merged up to max_tokens
+    unit: Literal["section", "paragraph"] = "section"  # section: paragraphs of one section merged, up to max_tokens
+    passage_tokens: int = 0  # merged passages take another paragraph until they are this long; 0: filters.min_tokens
     documents_per_shard: int = 1000
     pages_per_task: int = 200
     allow_incomplete: bool = False  # go on with what could be read of damaged or cut-off inputs
+    resume: bool = True  # go on with what an earlier run of the same command finished; false: build everything anew
+    max_failed_share: float = 0.0  # of all units: so many may fail for good, and the corpus is made without them
+    max_empty_share: float = 0.02  # of all units, 20 at least: without a document so far the build stops; 0: never
     seed: int = 42
     filters: FilterConfig = field(default_factory=FilterConfig)
+    mentions: MentionConfig = field(default_factory=MentionConfig)
     ner: NerConfig = field(default_factory=NerConfig)
     linking: LinkingConfig = field(default_factory=LinkingConfig)
     labelling: LabellingConfig = field(default_factory=LabellingConfig)

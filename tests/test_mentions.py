@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from data_tools.common_words import read_common_words
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase
 from data_tools.linking import NO_ENTITY, Linker
-from data_tools.mentions import Mention, NerSpan, counts_as_name, possible_mentions, select_mentions
+from data_tools.mentions import (
+    Mention,
+    MentionRules,
+    NerSpan,
+    counts_as_name,
+    possible_mentions,
+    select_mentions,
+    stands_alone,
+)
 from data_tools.pages import Link
+from erica_dist.errors import UserError
 from tests.corpora import entity, make_kb
 
 
@@ -50,10 +61,48 @@ def chosen(
 @pytest.mark.parametrize(
     ("surface", "expected"),
     [("Paris", True), ("paris", False), ("It", False), ("IT", True), ("May", False), ("X", False), ("1984", False),
-     ("iPhone", True), ("F1", True), ("de Gaulle", True), ("the", False), ("First", False)],
+     ("iPhone", True), ("F1", True), ("de Gaulle", True), ("the", False), ("First", False), ("Union", False),
+     ("the Union", False), ("The First", False), ("UNION", True), ("the IT", True), ("The X", False),
+     ("Soviet Union", True), ("the Beatles", True), ("The 1984", False), ("Lincoln", True)],
 )  # fmt: skip
 def test_looks_of_a_name(surface: str, expected: bool) -> None:
-    assert counts_as_name(surface) is expected
+    assert counts_as_name(surface, read_common_words()) is expected
+
+
+def test_common_words_of_another_language_and_excluded_names(linker: Linker, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("rome # remark\nparis Vienna\n")
+    rules = MentionRules(read_common_words(words), frozenset(["Berlin"]))
+    source = passage("Rome, PARIS, Vienna, Berlin, It, Athens and old Berlin.", {"old Berlin": "Berlin"})
+    context = linker.page("Nothing", [source])
+    found = [source.text[one.start : one.end] for one in possible_mentions(source, linker, context, rules)]
+    assert found == ["PARIS", "Athens", "old Berlin"]
+    assert rules.identity()["excluded names"] == ["Berlin"]
+    assert rules.identity() != MentionRules(rules.common).identity() != MentionRules(read_common_words()).identity()
+    words.write_text("# nothing\n")
+    with pytest.raises(UserError, match="holds no word"):
+        read_common_words(words)
+    with pytest.raises(UserError, match="cannot read"):
+        read_common_words(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("surface", "expected"),
+    [("New York", True), ("The French", False), ("World War", True), ("20th century", False), ("War of 1812", True),
+     ("Paris", False), ("May Day", False), ("Coca-Cola", False), ("de Gaulle", False)],
+)  # fmt: skip
+def test_which_names_stand_alone(surface: str, expected: bool) -> None:
+    assert stands_alone(surface) is expected
+
+
+def test_a_name_within_a_longer_one_that_stands_alone_is_none(linker: Linker) -> None:
+    """Whatever NER says of it; within a longer one that needs support, and beside it, it may be one."""
+    text = "Information Technology. The Information Technology of Rome."
+    source = passage(text, title="Rome")
+    context = linker.page("Rome", [source])
+    context.surfaces["Technology of Rome"] = (entity(linker.kb, "Q101"), (0, -1))
+    found = [text[one.start : one.end] for one in possible_mentions(source, linker, context)]
+    assert found == ["Information Technology", "Information Technology", "Technology of Rome"]
 
 
 def test_names_are_whole_words_in_their_own_case(linker: Linker) -> None:
