@@ -75,7 +75,9 @@ def _remove_if_empty(out: Path, work: Path) -> None:
 
 
 def standing(out: Path, request: str) -> dict[str, Any] | None:
-    """The manifest, where `out` is complete and as requested; None where there is none yet. Removes a left work folder.
+    """The manifest, where `out` is complete and as requested; None where there is none yet.
+
+    Removes a left work folder, unless units failed: from it the build can go on once their cause is gone.
 
     Raises:
         UserError: it was made of something else, or shards are missing.
@@ -86,7 +88,8 @@ def standing(out: Path, request: str) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{out / MANIFEST} is damaged ({error}); remove {out} or give another --out") from error
-    shutil.rmtree(out / WORK, ignore_errors=True)
+    if not manifest.get("failed_units"):
+        shutil.rmtree(out / WORK, ignore_errors=True)
     if manifest.get("request") != request:
         raise UserError(
             f"{out} holds the result of other inputs, settings or code; give another --out or remove the folder"
@@ -95,6 +98,29 @@ def standing(out: Path, request: str) -> dict[str, Any] | None:
     if {path.name: path.stat().st_size for path in out.glob("*.tar")} != expected:
         raise UserError(f"{out} has lost or changed shards since it was made; remove the folder and run again")
     return manifest
+
+
+def cleared(out: Path, format: str) -> None:
+    """Delete what a command has made in `out`, finished or not; the lock stays.
+
+    Raises:
+        UserError: the folder is of another format.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            found = json.loads((out / MANIFEST).read_bytes()).get("format")
+        except (AttributeError, ValueError):
+            found = None
+        if found != format:
+            raise UserError(f"{out} is of format {found!r}, not {format!r}; give another --out")
+        (out / MANIFEST).unlink()
+    for path in [*out.glob("*.tar"), *out.glob(".*.tmp")]:
+        path.unlink()
+    for path in (out / WORK).iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
 
 
 def remove_stale(folder: Path, wanted: set[str]) -> int:

@@ -2,8 +2,9 @@
 
 In: a module-level function and small picklable tasks (paths and ranges, never texts). Out: one `Finished` a task, in
 the order in which they end. At most `IN_FLIGHT_PER_SLOT` tasks a slot are handed to Ray at a time. A task whose
-worker or node died is handed in again, `retries` times at most; an exception of the function is not retried. Either
-way a failed task is an answer with its error, and the others go on.
+worker or node died, or that an I/O error ended, is tried again, `retries` times at most; another exception would come
+again and is not retried. Either way a failed task is an answer with its error, and the others go on. Only a full disk
+ends everything: no other task could write either.
 
 The private Ray listens on a loopback address of its own, makes no outside call, never joins another Ray, and leaves
 nothing behind: its folder is short-lived and its processes end with this one.
@@ -12,6 +13,7 @@ nothing behind: its folder is short-lived and its processes end with this one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -20,6 +22,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +37,9 @@ IN_FLIGHT_PER_SLOT = 2
 TASKS_PER_WORKER = 100  # then the worker process is replaced, before what libraries cache grows large
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the address of a network card; this one it takes as it is
 REACH_SECONDS = 10.0  # until a cluster must have answered
+LOOK_SECONDS = 30.0  # without an answer: then it is looked whether the cluster still has a processor
+PAUSE_SECONDS = 0.5  # of a worker before the second attempt after an I/O error; doubles with each further one
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARED_MEMORY = Path("/dev/shm")
 MINIMAL_STORE = 80 * 2**20
 _PREFIX = "erica-ray-"
@@ -185,48 +191,86 @@ def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """What came of a task in place of a value. io: by an I/O error, so that another attempt may succeed."""
+
+    text: str
+    io: bool
+    disk_full: bool
+
+
 def run_units(
     function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
-    """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave."""
+    """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave.
+
+    Raises:
+        UserError: a disk is full, or no node of the cluster is left.
+    """
     if slots:
         yield from _on_ray(function, tasks, slots, retries)
         return
     for task in tasks:
-        try:
-            yield Finished(task, function(task))
-        except Exception:
-            yield Finished(task, None, traceback.format_exc(limit=-6))
+        for attempt in itertools.count(1):
+            value = _attempt(function, task, attempt)
+            if not _again(value, attempt, retries):
+                break
+        yield _finished(task, value, attempt)
+
+
+def _attempt(function: Callable[[Task], Any], task: Task, attempt: int) -> Any:
+    """The value of the function, or a `_Failure`; told apart where the exception is, since Ray keeps only its text."""
+    if attempt > 1:
+        time.sleep(PAUSE_SECONDS * 2 ** (attempt - 2))
+    try:
+        return function(task)
+    except Exception as error:
+        text = str(error) if isinstance(error, UserError) else traceback.format_exc(limit=-6)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        return _Failure(text, io=cause is not None, disk_full=cause is not None and cause.errno in DISK_FULL)
+
+
+def _again(value: Any, attempt: int, retries: int) -> bool:
+    return isinstance(value, _Failure) and value.io and not value.disk_full and attempt <= retries
+
+
+def _finished(task: Task, value: Any, attempt: int) -> Finished[Task]:
+    if not isinstance(value, _Failure):
+        return Finished(task, value, attempts=attempt)
+    if value.disk_full:
+        raise UserError(f"{value.text.strip()}\nWhat is finished is kept: make room and run the same command again.")
+    return Finished(task, None, value.text, attempt)
 
 
 def _on_ray(
     function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayError
 
     # Retries are counted here: Ray's own would restart tasks killed for memory without end.
-    remote = ray.remote(max_retries=0, max_calls=TASKS_PER_WORKER, num_cpus=1)(function)
+    remote: Any = ray.remote(max_retries=0, max_calls=TASKS_PER_WORKER, num_cpus=1)(_attempt)
+    remote = remote.options(name=getattr(function, "__name__", "unit"))  # the title of a worker's process
     waiting = iter(tasks)
     running: dict[Any, tuple[Task, int]] = {}
     while True:
         for task in itertools.islice(waiting, slots * IN_FLIGHT_PER_SLOT - len(running)):
-            running[remote.remote(task)] = (task, 1)
+            running[remote.remote(function, task, 1)] = (task, 1)
         if not running:
             return
-        for reference in ray.wait(list(running), num_returns=1)[0]:
+        ready = ray.wait(list(running), num_returns=1, timeout=LOOK_SECONDS)[0]
+        if not ready and not ray.cluster_resources().get("CPU"):
+            raise UserError("no Ray node is left; what is finished is kept: start Ray again and run the same command")
+        for reference in ready:
             task, attempt = running.pop(reference)
             try:
-                yield Finished(task, ray.get(reference), attempts=attempt)
-            except RayTaskError as error:
-                yield Finished(task, None, _own_lines(str(error)), attempt)
+                value = ray.get(reference)
             except RayError as error:
-                if attempt > retries:
-                    yield Finished(task, None, f"its worker died {attempt} times; the last time: {error}", attempt)
-                else:
-                    running[remote.remote(task)] = (task, attempt + 1)
-
-
-def _own_lines(trace: str) -> str:
-    """The traceback of the function without Ray's frames above it."""
-    return "\n".join(trace.strip().splitlines()[-12:])
+                value = _Failure(f"its worker died {attempt} times; the last time: {error}", io=True, disk_full=False)
+            if _again(value, attempt, retries):
+                running[remote.remote(function, task, attempt + 1)] = (task, attempt + 1)
+            else:
+                yield _finished(task, value, attempt)

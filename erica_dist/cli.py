@@ -48,7 +48,8 @@ def build_corpus(args: argparse.Namespace) -> None:
     from data_tools.build import build_corpus
     from erica_dist.config import CorpusJob
 
-    build_corpus(_job(CorpusJob, args, ["inputs", "kb", "tokenizer", "out", "allow_incomplete"]))
+    flags = ["inputs", "kb", "tokenizer", "out", "allow_incomplete", "max_failed_share", "resume"]
+    build_corpus(_job(CorpusJob, args, flags))
 
 
 def count_links(args: argparse.Namespace) -> None:
@@ -63,6 +64,12 @@ def tokenize(args: argparse.Namespace) -> None:
     from erica_dist.config import TokenizeJob
 
     tokenize(_job(TokenizeJob, args, ["corpus", "tokenizer", "out", "kind"]))
+
+
+def audit(args: argparse.Namespace) -> None:
+    from data_tools.audit import audit
+
+    audit(args.corpus, args.out, args.documents, args.seed)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -153,11 +160,21 @@ def _parser() -> argparse.ArgumentParser:
     page_arguments(sub)
     for flag in ("kb", "tokenizer", "out"):
         sub.add_argument(f"--{flag}", metavar="FOLDER")
+    text = "share of the units that may fail for good: the corpus is made without them, and says so"
+    sub.add_argument("--max-failed-share", type=float, metavar="SHARE", help=text)
+    text = "go on with what is finished (the default), or build everything anew"
+    sub.add_argument("--resume", action=argparse.BooleanOptionalAction, default=None, help=text)
 
     sub = job_command("tokenize", tokenize, "document shards -> training shards, on Ray")
     for flag in ("corpus", "tokenizer", "out"):
         sub.add_argument(f"--{flag}", metavar="FOLDER")
     sub.add_argument("--kind", choices=["documents", "sequences"], help="documents: ERICA; sequences: ELECTRA")
+
+    sub = command("audit", audit, "what a corpus holds and what was dropped: an HTML page with pictures and documents")
+    sub.add_argument("corpus", metavar="CORPUS", help="folder of `build-corpus`")
+    sub.add_argument("--out", default="audit.html", metavar="FILE.html", help="default: audit.html")
+    sub.add_argument("--documents", type=int, default=30, metavar="N", help="how many are drawn and shown; default: 30")
+    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing; default: 0")
 
     sub = command("verify", verify, "check a shard folder: hashes, index, every document")
     sub.add_argument("folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from data_tools import ray_jobs
 from data_tools.ray_jobs import IN_FLIGHT_PER_SLOT, local_or_remote, run_units
 from erica_dist.config import RayConfig
 from erica_dist.errors import UserError
@@ -27,7 +29,7 @@ class Step:
 
 
 def perform(step: Step) -> int:
-    """Square the number; or die (once, or always) in the middle of the work, or raise."""
+    """Square the number; or die (once, or always) in the middle of the work, or raise, or meet an I/O error."""
     note = Path(step.folder, f"{step.number}-{time.monotonic_ns()}")
     before = len(list(Path(step.folder).glob(f"{step.number}-*")))
     note.write_text(step.action)
@@ -35,6 +37,10 @@ def perform(step: Step) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if step.action == "raise":
         raise KeyError(f"no value in step {step.number}")
+    if step.action == "io" or (step.action == "io once" and not before):
+        raise OSError(errno.EIO, "the file system is away")
+    if step.action == "full":
+        raise UserError("cannot write step") from OSError(errno.ENOSPC, "full")
     return step.number**2
 
 
@@ -56,6 +62,24 @@ def test_without_ray_errors_are_answers_too(tmp_path: Path) -> None:
     assert finished[0].error == ""
 
 
+def test_io_errors_are_retried_and_a_full_disk_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_jobs, "PAUSE_SECONDS", 0.001)
+    steps = [Step(1, "io once", str(tmp_path)), Step(2, "io", str(tmp_path)), Step(3, "raise", str(tmp_path))]
+    finished = list(run_units(perform, steps, 0, retries=2))
+    assert [(one.value, one.attempts, attempts(tmp_path, one.task.number)) for one in finished] == [
+        (1, 2, 2),
+        (None, 3, 3),
+        (None, 1, 1),
+    ]
+    assert "the file system is away" in finished[1].error
+    steps = [Step(4, "", str(tmp_path)), Step(5, "full", str(tmp_path)), Step(6, "", str(tmp_path))]
+    answers = run_units(perform, steps, 0, retries=2)
+    assert next(answers).value == 16
+    with pytest.raises(UserError, match="cannot write step\nWhat is finished is kept: make room"):
+        next(answers)
+    assert attempts(tmp_path, 5) == 1
+
+
 @pytest.mark.ray
 def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # another Ray that must not be joined, and a home that Ray must not use
@@ -63,7 +87,7 @@ def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     environment = dict(os.environ)
     before = set(Path("/tmp").glob("erica-ray-*"))
-    actions = {3: "die once", 5: "raise", 7: "die", 8: "die once"}
+    actions = {3: "die once", 5: "raise", 7: "die", 8: "die once", 9: "io once"}
     folder = tmp_path / "attempts"
     folder.mkdir()
     steps = [Step(number, actions.get(number, ""), str(folder)) for number in range(12)]
@@ -83,11 +107,13 @@ def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: 
             assert len(handed) <= answered + slots * IN_FLIGHT_PER_SLOT
             finished[one.task.number] = one
         assert private_rays()
+        with pytest.raises(UserError, match="cannot write step"):
+            list(run_units(perform, [Step(20, "full", str(folder))], slots, retries=2))
     assert sorted(finished) == list(range(12))
     assert {n: one.value for n, one in finished.items() if not one.error} == {
         n: n**2 for n in range(12) if n not in (5, 7)
     }
-    assert finished[3].attempts == finished[8].attempts == 2
+    assert finished[3].attempts == finished[8].attempts == finished[9].attempts == 2
     assert finished[5].attempts == 1
     assert attempts(folder, 5) == 1
     assert "no value in step 5" in finished[5].error
