@@ -147,7 +147,8 @@ def _build_units(job: CorpusJob, inputs: Inputs, work: Path) -> Built:
     judge_failures(failed, len(names), job.max_failed_share, work / "failures.json")
     if reason := empty_stage(tally.counts):
         raise UserError(f"build-corpus: nothing came out: {reason}")
-    print(f"build-corpus: {tally.pace_text()}", flush=True)
+    if pace := tally.pace_text():
+        print(f"build-corpus: {pace}", flush=True)
     place = {name: number for number, name in enumerate(names)}
     return Built(names, found.units, sorted(failed, key=lambda one: place[one.name]), found.incomplete)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -115,6 +117,7 @@ def load_tools(job: CorpusJob) -> Tools:
 
 def build_unit(task: UnitTask) -> dict[str, Any]:
     """Build one unit and write its result files; gives its index (see `write_result`)."""
+    began = time.process_time()
     if task.tools not in _loaded:
         _loaded.clear()
         _loaded[task.tools] = load_tools(task.job)
@@ -131,7 +134,7 @@ def build_unit(task: UnitTask) -> dict[str, Any]:
         else:
             kept.append((number, page))
     documents = list(documents_of(kept, _loaded[task.tools], counts))
-    return write_result(Path(task.folder), task.fingerprint, documents, kept, len(pages), counts)
+    return write_result(Path(task.folder), task.fingerprint, documents, kept, len(pages), counts, began)
 
 
 def left_out(page: Page, tools: Tools) -> str:
@@ -233,9 +236,13 @@ def write_result(
     pages: Iterable[tuple[int, Page]],
     page_count: int,
     counts: Counts,
+    began: float,
 ) -> dict[str, Any]:
     """Write the two files of a unit and give the index: counts, the unit's number of pages, and for each line
-    [page, chunk, content hash, byte offset, bytes] (documents) or [page, content hash, byte offset, bytes] (texts)."""
+    [page, chunk, content hash, byte offset, bytes] (documents) or [page, content hash, byte offset, bytes] (texts).
+
+    began: CPU seconds of the process when it took up the unit.
+    """
     lines = folder / f"{name}.jsonl"
     temporary = temporary_name(lines)
     index: dict[str, Any] = {"fingerprint": name, "pages": page_count, "documents": [], "texts": []}
@@ -258,6 +265,9 @@ def write_result(
     finally:
         temporary.unlink(missing_ok=True)
     index["counts"] = {stage: dict(of_stage) for stage, of_stage in counts.items()}
+    # Of this run, not of the unit: told at the end of a build, never part of the corpus
+    index["cpu_seconds"] = round(time.process_time() - began, 3)
+    index["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     write_atomically(folder / f"{name}.json", json.dumps(index).encode())
     return index
 
