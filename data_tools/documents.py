@@ -86,7 +86,7 @@ class PieceCounter:
         if len(self._pieces) > _CACHED_CHUNKS:
             self._pieces = {"": 0}
         new = sorted({chunk for chunk in chunks if chunk not in self._pieces})
-        for chunk, encoding in zip(new, self._backend.encode_batch(new, add_special_tokens=False), strict=True):
+        for chunk, encoding in zip(new, self._backend.encode_batch_fast(new, add_special_tokens=False), strict=True):
             self._pieces[chunk] = len(encoding.ids)
         return sum(self._pieces[chunk] for chunk in chunks)
 
