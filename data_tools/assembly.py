@@ -1,10 +1,10 @@
 """Results of all units -> the shards of the corpus, the same bytes whatever built the units in whatever order.
 
-In: the units' indices in the order of the input. Out: document shards, text shards, their records. Of equal documents
-(or pages) the first in the input stays. A document's key is `page * 10,000 + chunk` with pages counted over the whole
-input; a text's key is `page * 10,000`. Documents are spread over the shards by a seeded permutation, so that neighbours
-in the input are none in a shard; texts stay in order. Sizes of shards differ by one at most. Only places are held in
-memory; lines are read from the units' files as they are written.
+In: the units' indices in the order of the input. Out: document shards, text shards, their records. Of equal or similar
+documents, and of equal pages, the first in the input stays (`filters.duplicates`). A document's key is `page * 10,000 +
+chunk` with pages counted over the whole input; a text's key is `page * 10,000`. Documents are spread over the shards by
+a seeded permutation, so that neighbours in the input are none in a shard; texts stay in order. Sizes of shards differ
+by one at most. Only places are held in memory; lines are read from the units' files as they are written.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from data_tools.near_duplicates import SKETCH, first_of_similar, read_sketches
+from erica_dist.config import FilterConfig
 from erica_dist.errors import UserError
 from erica_dist.shards.documents import write_documents
 
@@ -46,41 +51,70 @@ class Gathered:
     counts: dict[str, Counter[str]]
 
 
-def gather(indices: Iterable[dict[str, Any]]) -> Gathered:
-    """The places of all documents and texts that are no duplicates; `indices` in the order of the input."""
+def gather(indices: Iterable[dict[str, Any]], filters: FilterConfig, sketches: Sequence[Path] = ()) -> Gathered:
+    """The places of all documents and texts that are no duplicates; `indices` in the order of the input.
+
+    sketches: the file of each unit; read where near duplicates are to be dropped.
+    """
     gathered = Gathered([], [], {})
-    seen_documents: set[bytes] = set()
-    seen_texts: set[bytes] = set()
+    rows = array("i")  # of each document, its row among the sketches of its unit
+    of_documents, of_texts = bytearray(), bytearray()
     dropped: Counter[str] = Counter()
     first_page = 0
     for unit, index in enumerate(indices):
         for stage, of_stage in index["counts"].items():
             gathered.counts.setdefault(stage, Counter()).update(of_stage)
-        for page, chunk, content, offset, size in index["documents"]:
+        for row, (page, chunk, content, offset, size) in enumerate(index["documents"]):
             if chunk >= CHUNKS_OF_PAGE:
                 dropped["dropped: page of too many passages"] += 1
-            elif _new(seen_documents, content):
+            else:
                 key = (first_page + page) * CHUNKS_OF_PAGE + chunk
                 gathered.documents.append(Place(key, unit, offset, size))
-            else:
-                dropped["dropped: duplicates"] += 1
+                of_documents += bytes.fromhex(content)
+                rows.append(row)
         for page, content, offset, size in index["texts"]:
-            if _new(seen_texts, content):
-                gathered.texts.append(Place((first_page + page) * CHUNKS_OF_PAGE, unit, offset, size))
-            else:
-                dropped["text pages dropped: duplicates"] += 1
+            gathered.texts.append(Place((first_page + page) * CHUNKS_OF_PAGE, unit, offset, size))
+            of_texts += bytes.fromhex(content)
         first_page += index["pages"]
-    gathered.counts["documents"] = Counter(kept=len(gathered.documents), **dropped)
+    if filters.duplicates != "keep":
+        kept = first_of_equal(of_documents)
+        gathered.documents = list(compress(gathered.documents, kept))
+        dropped["dropped: duplicates"] = int((~kept).sum())
+        new = first_of_equal(of_texts)
+        gathered.texts = list(compress(gathered.texts, new))
+        dropped["text pages dropped: duplicates"] = int((~new).sum())
+        if filters.duplicates == "near":
+            found = _sketches(gathered.documents, np.asarray(rows, np.int32)[kept], sketches)
+            kept = first_of_similar(found, filters.near_similarity)
+            gathered.documents = list(compress(gathered.documents, kept))
+            dropped["dropped: near duplicates"] = int((~kept).sum())
+    gathered.counts["documents"] = Counter(kept=len(gathered.documents), **+dropped)
     gathered.counts["documents"]["text pages kept"] = len(gathered.texts)
     return gathered
 
 
-def _new(seen: set[bytes], content: str) -> bool:
-    digest = bytes.fromhex(content)
-    if digest in seen:
-        return False
-    seen.add(digest)
-    return True
+def first_of_equal(digests: bytes | bytearray) -> NDArray[np.bool_]:
+    """Of n digests of 16 bytes, bool[n]: whether it is the first of those that are equal to it."""
+    halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))  # a stable sort: of equal ones the first stays the first
+    ordered = halves[order]
+    first = np.ones(len(halves), bool)
+    first[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return first
+
+
+def _sketches(places: Sequence[Place], rows: NDArray[np.int32], files: Sequence[Path]) -> NDArray[np.uint8]:
+    """The sketch of each place, whose row in the file of its unit is given."""
+    found = np.zeros((len(places), SKETCH), np.uint8)
+    first = 0
+    for unit, of_unit in groupby(places, key=lambda place: place.unit):
+        last = first + sum(1 for _ in of_unit)
+        try:
+            found[first:last] = read_sketches(files[unit])[rows[first:last]]
+        except (IndexError, ValueError) as error:
+            raise UserError(f"{files[unit]} is damaged ({error}); remove it and run again") from error
+        first = last
+    return found
 
 
 def spread(places: Sequence[Place], seed: int) -> list[Place]:
