@@ -175,7 +175,8 @@ def _assemble(job: CorpusJob, inputs: Inputs, out: Path, built: Built) -> dict[s
     folder = out / WORK / "units"
     failed = {one.name for one in built.failed}
     done = [(name, unit) for name, unit in zip(built.names, built.units, strict=True) if name not in failed]
-    gathered = gather(_indices(folder, done))
+    sketches = [folder / f"{name}.npy" for name, _ in done]
+    gathered = gather(_indices(folder, done), job.filters, sketches)
     if reason := empty_stage(gathered.counts):
         raise UserError(f"build-corpus: nothing came out: {reason}")
     check_sums(folder, gathered.counts, len(gathered.documents), len(gathered.texts))

@@ -16,6 +16,7 @@ from typing import Any
 import erica_dist
 from data_tools.documents import PieceCounter
 from data_tools.leakage import leakage_settings
+from data_tools.near_duplicates import LEAST_SIMILARITY
 from data_tools.output_folder import check_folder
 from data_tools.steps import STEPS_VERSION, load_tools
 from data_tools.wikipedia.ranges import Range, plan
@@ -75,6 +76,11 @@ def check(job: CorpusJob) -> Inputs:
     for key, share in (("max_failed_share", job.max_failed_share), ("max_empty_share", job.max_empty_share)):
         if not 0 <= share <= 1:
             raise UserError(f"{key}={share} is no share; it must be from 0 to 1")
+    if not LEAST_SIMILARITY <= filters.near_similarity <= 1:
+        raise UserError(
+            f"filters.near_similarity={filters.near_similarity} must be from {LEAST_SIMILARITY} to 1; to drop no near "
+            "duplicates set filters.duplicates=exact"
+        )
     if len(set(job.inputs)) < len(job.inputs):
         raise UserError(f"an input is given twice: {', '.join(job.inputs)}")
     found = sources(job.inputs)
@@ -90,6 +96,7 @@ def check(job: CorpusJob) -> Inputs:
         if key not in ("inputs", "kb", "tokenizer", "out", "leakage", *OF_THE_RUN)
     }
     settings["leakage"] = leakage_settings(job.leakage)
+    del settings["ner"]["decoder"]  # either gives the same entities
     settings["mentions"] = tools.rules.identity()
     kb = tools.kb.fingerprint
     tokenizer = tokenizer_fingerprint(tools.count.tokenizer) if isinstance(tools.count, PieceCounter) else ""
@@ -98,6 +105,9 @@ def check(job: CorpusJob) -> Inputs:
         tools.kb.relation_id(number): tools.kb.relation_name(number) for number in range(tools.kb.relation_count)
     }
     of_units = {key: value for key, value in settings.items() if key not in ("seed", "documents_per_shard")}
+    of_units["filters"] = {
+        key: value for key, value in settings["filters"].items() if key not in ("duplicates", "near_similarity")
+    }
     tools_fingerprint = fingerprint([STEPS_VERSION, erica_dist.__version__, of_units, kb, tokenizer, ner])
     request = fingerprint([tools_fingerprint, settings, files])
     leakage = tools.leakage.read_counts()

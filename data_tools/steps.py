@@ -2,10 +2,10 @@
 
 pages --> passages --> length filter --> possible mentions --> can it pass? --> NER --> mentions --> labels --> filter
 
-In: a `UnitTask`, paths and numbers only. Out: two files in the folder of unit results, `<fingerprint>.jsonl` (one JSON
-object a line: the documents, then the texts) and `<fingerprint>.json` (counts, and where each line is). The second is
-written last: where it stands, the unit is done. What a worker loads (pipeline, tokenizer, knowledge base) it keeps for
-its next unit.
+In: a `UnitTask`, paths and numbers only. Out: three files in the folder of unit results, `<fingerprint>.jsonl` (one
+JSON object a line: the documents, then the texts), `<fingerprint>.npy` (sketches of the documents, to find near
+duplicates by) and `<fingerprint>.json` (counts, and where each line is). The last is written last: where it stands, the
+unit is done. What a worker loads (pipeline, tokenizer, knowledge base) it keeps for its next unit.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from data_tools.labelling import Labelled, excluded_numbers, label
 from data_tools.leakage import Leakage, load_leakage
 from data_tools.linking import Linker, PageContext
 from data_tools.mentions import Mention, MentionRules, NerSpan, Possible, possible_mentions, select_mentions
+from data_tools.near_duplicates import write_sketches
 from data_tools.ner import Recogniser, load_recogniser
 from data_tools.pages import Page
 from data_tools.tokenizer_files import load_tokenizer
@@ -238,7 +239,7 @@ def write_result(
     counts: Counts,
     began: float,
 ) -> dict[str, Any]:
-    """Write the two files of a unit and give the index: counts, the unit's number of pages, and for each line
+    """Write the files of a unit and give the index: counts, the unit's number of pages, and for each line
     [page, chunk, content hash, byte offset, bytes] (documents) or [page, content hash, byte offset, bytes] (texts).
 
     began: CPU seconds of the process when it took up the unit.
@@ -246,12 +247,14 @@ def write_result(
     lines = folder / f"{name}.jsonl"
     temporary = temporary_name(lines)
     index: dict[str, Any] = {"fingerprint": name, "pages": page_count, "documents": [], "texts": []}
+    texts: list[str] = []
     try:
         with temporary.open("wb") as file:
             offset = 0
             for document in documents:
                 data = _line(document.content)
-                place = [document.page, document.chunk, content_hash(document.content["text"])]
+                texts.append(document.content["text"])
+                place = [document.page, document.chunk, content_hash(texts[-1])]
                 index["documents"].append([*place, offset, len(data)])
                 offset += file.write(data)
             for number, page in pages:
@@ -260,6 +263,7 @@ def write_result(
                 index["texts"].append([number, content_hash(*paragraphs), offset, len(data)])
                 offset += file.write(data)
             commit(file, temporary, lines)
+        index["sketches"] = write_sketches(folder / f"{name}.npy", texts)
     except OSError as error:
         raise UserError(f"cannot write {lines}: {error.strerror}; is the disk full?") from error
     finally:
@@ -277,10 +281,11 @@ def read_index(folder: Path, name: str) -> dict[str, Any] | None:
     try:
         index = json.loads((folder / f"{name}.json").read_bytes())
         size = os.path.getsize(folder / f"{name}.jsonl")
+        of_sketches = os.path.getsize(folder / f"{name}.npy")
     except (OSError, ValueError):
         return None
     last = max((place[-2] + place[-1] for place in [*index["documents"], *index["texts"]]), default=0)
-    return index if size == last else None
+    return index if size == last and of_sketches == index.get("sketches") else None
 
 
 def _line(value: Any) -> bytes:

