@@ -76,6 +76,12 @@ def page(world: Path) -> Page:
     return Page((world / "audit.html").read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take nearly all of the time of a small audit."""
+    monkeypatch.setattr("data_tools.audit_pictures._svg", lambda figure: b"<svg/>")
+
+
 def documents(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     """All documents in the order of the corpus."""
     return [sample for path in sorted(folder.glob("documents-*.tar")) for sample in read_documents(path)]
@@ -210,6 +216,12 @@ def test_steps_of_a_dump_with_every_kind_of_count() -> None:
     assert unit_of("pages", "links into a redirect loop") == "pieces"
 
 
+def test_the_same_corpus_and_seed_give_the_same_bytes(world: Path, page: Page) -> None:
+    audit(world / "corpus", world / "again.html", documents=5)
+    assert (world / "again.html").read_bytes() == (world / "audit.html").read_bytes()
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_drawing_is_by_seed_over_all_shards(world: Path, tmp_path: Path) -> None:
     def drawn(name: str, **more: int) -> tuple[list[int], bytes]:
         audit(world / "corpus", tmp_path / name, **more)
@@ -228,6 +240,7 @@ def test_drawing_is_by_seed_over_all_shards(world: Path, tmp_path: Path) -> None
     assert drawn("e.html", documents=0)[0] == []
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_drawn_documents_show_mentions_relations_and_barred_pairs(world: Path, tmp_path: Path) -> None:
     audit(world / "corpus", tmp_path / "all.html", documents=10_000)
     text = (tmp_path / "all.html").read_text(encoding="utf-8")
@@ -391,6 +404,7 @@ def test_reach_of_a_pair_is_by_any_of_its_mentions() -> None:
     assert counts.types == {"(no type)": 2, "GPE": 1}
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_refusals_are_one_error_with_status_2(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(text: str, corpus: Path, *more: str) -> None:
         out = tmp_path / "refused.html"
@@ -439,6 +453,7 @@ def test_refusals_are_one_error_with_status_2(world: Path, tmp_path: Path, capsy
     refused("lacks counts", corpus)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
     missing = [{"file": "dump.xml", "place": "byte 17", "text": "cut off"}]
     corpus = write_corpus(tmp_path / "corpus", [small_document()], incomplete=missing, failed_units=["pages 3 to 5"])
