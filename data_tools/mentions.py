@@ -14,12 +14,12 @@ What counts as a mention:
   page linked before only if it is no function word;
 - not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
   function words aside ("New York Times" is no place, but "The French" may be);
-- where NER runs, a name that does not stand alone and that NER did not find there counts only for an entity that the
-  page links or is about, or that NER found in the passage ("Law" and "Prince" are names of something, and seldom meant
-  as such).
+- where NER runs, a name that does not stand alone and that NER did not find there counts only where no word beside it
+  could belong to a longer name ("Ford Hall Forum", "J. Ford"), or for an entity that the page links or is about, or that
+  NER found in the passage.
 
-Spans from NER are compared after trimming white space, a leading article and a possessive ending, each only where the
-longer span is no candidate itself.
+Spans from NER are compared after trimming white space and quotes; without a leading article or a possessive ending where
+the longer span is no known name in its own case.
 
 Overlaps: links come first, then the longest, then NER before names, then the first. A span of NER that is no candidate,
 or is a date, a number or a quantity, keeps names from within it, and so does a link or name whose entity is unknown.
@@ -41,6 +41,9 @@ from data_tools.known_names import known_names, whole_words
 from data_tools.linking import NO_ENTITY, Linker, PageContext
 
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
+_WORD_BEFORE = re.compile(r"(\w+(?:(?<=\b\w)\.)?)[ \-–’'&/]\Z")
+_WORD_AFTER = re.compile(r"[ \-–&/](\w+)")
+_QUOTES = frozenset('"“”„«» \n')  # which NER sometimes takes for a part of a name
 _ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"(?:['’]s|(?<=s)['’])$")
 
@@ -197,7 +200,8 @@ def select_mentions(
     ranked: list[tuple[int, int, int, int, int, str, int]] = []
     for span in spans or ():
         places = list(_places(text, span))
-        place = next((place for place in places if place in at), None)
+        known = [place for place in places if place in at]
+        place = next((place for place in known if at[place].exact), known[0] if known else None)
         for alternative in places:
             labels.setdefault(alternative, span.label)
         if span.label in VALUE_LABELS or place is None:
@@ -215,7 +219,12 @@ def select_mentions(
             ranked.append((0, start - end, 0, start, end, "link", candidate.entity))
         elif (start, end) in confirmed or not candidate.exact:
             continue
-        elif spans is None or candidate.entity in supported or stands_alone(text[start:end]):
+        elif (
+            spans is None
+            or candidate.entity in supported
+            or stands_alone(text[start:end])
+            or _by_itself(text, start, end)
+        ):
             ranked.append((1, start - end, 1, start, end, "name", candidate.entity))
         else:
             counts["name: without support"] += 1
@@ -237,9 +246,24 @@ def select_mentions(
     return sorted(mentions, key=lambda mention: mention.start)
 
 
+def _by_itself(text: str, start: int, end: int) -> bool:
+    """Whether no word that could belong to a longer name stands beside the span: a capitalised one, or an initial."""
+    before = _WORD_BEFORE.search(text, max(0, start - 40), start)
+    after = _WORD_AFTER.match(text, end)
+    return not (before and _of_a_name(before[1])) and not (after and _of_a_name(after[1]))
+
+
+def _of_a_name(word: str) -> bool:
+    return counts_as_word(word) and not word.isdigit()
+
+
 def _places(text: str, span: NerSpan) -> Iterable[tuple[int, int]]:
     """The trimmed span, then without a leading article, without a possessive ending, and without both."""
     start, end = _trim(text, span.start, span.end)
+    while start < end and text[start] in _QUOTES:
+        start += 1
+    while start < end and text[end - 1] in _QUOTES:
+        end -= 1
     if start >= end:
         return
     yield start, end

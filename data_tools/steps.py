@@ -180,7 +180,7 @@ def documents_of(
 def _candidates(number: int, page: Page, tools: Tools, counts: Counts, skip: bool) -> Iterator[Candidate]:
     filters = tools.job.filters
     limit = filters.max_tokens - tools.count.special_tokens
-    enough = tools.job.passage_tokens or filters.min_tokens
+    enough = tools.job.passage_tokens or limit
     passages = cut_page(page, tools.count, limit, enough, merge=tools.job.unit == "section")
     of_passages = counts["passages"]
     of_passages["cut"] += len(passages)

@@ -11,11 +11,12 @@ import pytest
 from data_tools.common_words import read_common_words
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase
-from data_tools.linking import NO_ENTITY, Linker
+from data_tools.linking import NO_ENTITY, Linker, PageContext
 from data_tools.mentions import (
     Mention,
     MentionRules,
     NerSpan,
+    Possible,
     counts_as_name,
     possible_mentions,
     select_mentions,
@@ -122,6 +123,25 @@ def test_ner_confirms_other_cases_and_gives_the_type(linker: Linker) -> None:
     ]
 
 
+def test_quotes_are_no_part_of_a_name(linker: Linker) -> None:
+    source = passage('He read "Information Technology".')
+    assert chosen(linker, source, {'"Information Technology".': "WORK_OF_ART"}) == []
+    assert chosen(linker, source, {'"Information Technology"': "ORG"}) == [
+        ("Information Technology", "Q906", "ner", "ORG")
+    ]
+
+
+def test_a_name_in_its_own_case_goes_before_a_longer_one_in_another(linker: Linker) -> None:
+    """As where "The France" is the name of a ship."""
+    source = passage("In the France of old.")
+    ship, land = entity(linker.kb, "Q8"), entity(linker.kb, "Q1")
+    possible = [Possible(3, 13, "name", ship, exact=False), Possible(7, 13, "name", land)]
+    for label, found in (("GPE", land), ("DATE", None)):
+        mentions = select_mentions(source, possible, PageContext(), [NerSpan(3, 13, label)], Counter())
+        assert [(one.start, one.end, one.entity) for one in mentions] == ([] if found is None else [(7, 13, found)])
+    assert select_mentions(source, possible[:1], PageContext(), [NerSpan(3, 13, "FAC")], Counter())[0].entity == ship
+
+
 def test_possessives_are_cut_off_unless_they_belong_to_the_name(linker: Linker) -> None:
     source = passage("He ate at McDonald's in Germany's north. Then Greece’s turn.")
     spans = {"McDonald's": "ORG", "Germany's": "GPE", " Greece’s ": "GPE"}
@@ -148,13 +168,15 @@ def test_dates_and_numbers_are_no_mentions_and_hide_the_names_within(linker: Lin
 
 
 def test_a_single_word_that_ner_does_not_know_needs_support(linker: Linker) -> None:
-    text = "Paris and Rome. Later Rome fell."
-    # the second Rome is a name of an entity that NER found before; Paris has nothing but its name
+    text = "Paris Street and Rome. Later Old Rome fell. In Athens, J. Berlin and Vienna-Schwechat."
+    # the second Rome is a name of an entity that NER found before, Athens stands by itself, the others in longer names
     assert chosen(linker, passage(text), {"Rome": "GPE"}) == [
         ("Rome", "Q103", "ner", "GPE"),
         ("Rome", "Q103", "name", ""),
+        ("Athens", "Q108", "name", ""),
     ]
-    assert [mention[0] for mention in chosen(linker, passage(text))] == ["Paris", "Rome", "Rome"]
+    everything = ["Paris", "Rome", "Rome", "Athens", "Berlin", "Vienna"]
+    assert [mention[0] for mention in chosen(linker, passage(text))] == everything
 
 
 def test_a_link_counts_in_lower_case_and_an_unknown_target_hides_the_name(linker: Linker) -> None:
