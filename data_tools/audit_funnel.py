@@ -70,8 +70,8 @@ def unit_of(stage: str, reason: str) -> str:
         return "entities" if reason.startswith("entities") else "labels"
     if stage == "documents":
         return "pages" if reason.startswith("text pages") else "documents"
-    if stage == "leakage":
-        return reason.partition(" ")[0]
+    if stage == "leakage":  # "<set>: <unit> ..."
+        return reason.rpartition(": ")[2].partition(" ")[0]
     if stage == "in the documents":
         return reason.partition(":")[0]
     return {"words": "words", "passages": "passages", "mentions": "spans"}.get(stage, "")

@@ -21,11 +21,24 @@ from erica_dist.page_style import CSS, picture
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 NAMES_DRAWN = 40
 _SHORT_LIST = 25
-_TOLD = ("counts", "relations", "shards", "settings", "inputs", "incomplete", "documents", "text_pages", "complete")
+_LISTED = 20
+_TOLD = (
+    "counts",
+    "relations",
+    "shards",
+    "settings",
+    "inputs",
+    "incomplete",
+    "documents",
+    "text_pages",
+    "complete",
+    "failed_units",
+    "failed_share",
+)
 _IDENTITY = {
     "tool_version": "version of erica-dist",
     "kb_fingerprint": "knowledge base",
-    "tokenizer_fingerprint": "tokenizer (its word pieces are what lengths count)",
+    "tokenizer_fingerprint": "tokenizer",
     "request": "request (inputs and settings)",
     "fingerprint": "corpus",
 }
@@ -116,13 +129,20 @@ def _tiles(manifest: Mapping[str, Any], counts: CorpusCounts) -> str:
 def _warnings(manifest: Mapping[str, Any]) -> str:
     """What of the input is missing, where something is."""
     texts = []
-    if manifest.get("incomplete"):
-        places = "".join(f"<li>{escape(_value(place))}</li>" for place in manifest["incomplete"])
-        texts.append(f"<b>Incomplete:</b> of the inputs this could not be read:<ul>{places}</ul>")
-    for key, value in manifest.items():
-        if key.startswith("fail") and value:
-            texts.append(f"<b>{escape(key)}:</b> {escape(_value(value))}")
+    if missing := manifest.get("incomplete"):
+        texts.append(f"<b>Incomplete:</b> of the inputs this could not be read or built:{_listed(missing)}")
+    if failed := manifest.get("failed_units"):
+        share = manifest.get("failed_share", {}).get("pages")
+        of_pages = f", {_percent(share)} of the pages" if isinstance(share, float) else ""
+        texts.append(f"<b>{len(failed):,} failed units</b>{of_pages}:{_listed(failed)}")
     return "".join(f"<div class=warning>{text}</div>" for text in texts)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    items = [escape(_value(value)) for value in values[:_LISTED]]
+    if len(values) > _LISTED:
+        items.append(f"and {len(values) - _LISTED:,} more, listed in the manifest")
+    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
 # ------------------------------------------------------------------------------------------------ sections
@@ -322,7 +342,7 @@ def _percent(share: float) -> str:
 def _flat(tree: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
     """Settings by dotted name."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", _value(value)

@@ -214,6 +214,8 @@ def test_steps_of_a_dump_with_every_kind_of_count() -> None:
     assert unit_of("documents", "text pages kept") == "pages"
     assert unit_of("labels", "entities over labelling.max_entities") == "entities"
     assert unit_of("pages", "links into a redirect loop") == "pieces"
+    assert unit_of("leakage", "docred/dev.json: labels removed") == "labels"
+    assert unit_of("leakage", "pairs.tsv: pairs") == "pairs"
 
 
 def test_the_same_corpus_and_seed_give_the_same_bytes(world: Path, page: Page) -> None:
@@ -456,15 +458,31 @@ def test_refusals_are_one_error_with_status_2(world: Path, tmp_path: Path, capsy
 @pytest.mark.usefixtures("without_pictures")
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
     missing = [{"file": "dump.xml", "place": "byte 17", "text": "cut off"}]
-    corpus = write_corpus(tmp_path / "corpus", [small_document()], incomplete=missing, failed_units=["pages 3 to 5"])
+    failed = [{"file": "dump.xml", "place": f"page {number}", "pages": 3, "error": "no luck"} for number in range(30)]
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        [small_document()],
+        incomplete=missing,
+        failed_units=failed,
+        failed_share={"units": 0.5, "pages": 0.25},
+    )
     audit(corpus, tmp_path / "audit.html")
     page = Page((tmp_path / "audit.html").read_text())
-    text = "".join(page.texts)
-    assert text.index("byte 17") < text.index("What was dropped where", text.index("byte 17"))
-    assert "pages 3 to 5" in text
+    text = "".join(page.texts).partition("Pages")[0]
+    for part in ("byte 17", "30 failed units", "25.0 % of the pages", "page 19", "and 10 more"):
+        assert part in text
+    assert "page 20" not in text
     assert ("complete", "no") in page.rows
-    whole = write_corpus(tmp_path / "whole", [small_document()], incomplete=[])
+    whole = write_corpus(
+        tmp_path / "whole",
+        [small_document()],
+        incomplete=[],
+        failed_units=[],
+        failed_share={"units": 0.0, "pages": 0.0},
+    )
     with pytest.raises(UserError, match="at least 0"):
         audit(whole, tmp_path / "whole.html", documents=-1)
     audit(whole, tmp_path / "whole.html")
-    assert ("complete", "yes") in Page((tmp_path / "whole.html").read_text()).rows
+    page = Page((tmp_path / "whole.html").read_text())
+    assert ("complete", "yes") in page.rows
+    assert not any(attrs.get("class") == "warning" for _, attrs in page.tags)
