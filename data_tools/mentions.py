@@ -15,11 +15,11 @@ What counts as a mention:
 - not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
   function words aside ("New York Times" is no place, but "The French" may be);
 - where NER runs, a name that does not stand alone and that NER did not find there counts only where no word beside it
-  could belong to a longer name ("Ford Hall Forum", "J. Ford"), or for an entity that the page links or is about, or that
-  NER found in the passage.
+  could belong to a longer name ("Ford Hall Forum", "J. Ford"), or for an entity that the page links or is about, or
+  that NER found in the passage.
 
-Spans from NER are compared after trimming white space and quotes; without a leading article or a possessive ending where
-the longer span is no known name in its own case.
+Spans from NER are compared after trimming white space and quotes; without a leading article or a possessive ending
+where the longer span is no known name in its own case.
 
 Overlaps: links come first, then the longest, then NER before names, then the first. A span of NER that is no candidate,
 or is a date, a number or a quantity, keeps names from within it, and so does a link or name whose entity is unknown.
