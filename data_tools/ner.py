@@ -112,8 +112,14 @@ def fitting_decoder(pipeline: Any, batch_size: int) -> Decoder | None:
         for spans, expected in zip(found, _by_spacy(pipeline, _TRIED, batch_size), strict=True):
             if spans is not None and spans != expected:
                 raise NoDecoder("another result in a trial")
-    except NoDecoder as reason:
-        print(f"ner: spaCy decodes itself, more slowly: {reason}", file=sys.stderr, flush=True)
+    except (
+        NoDecoder,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as reason:  # the latter: layers of no known form
+        print(f"ner: spaCy itself decodes, which is slower: {reason or type(reason)}", file=sys.stderr, flush=True)
         return None
     return decoder
 

@@ -45,6 +45,7 @@ def decoder_of(pipeline: Any) -> Decoder:
     _require(not recogniser.postprocesses, "steps after `ner`")
     model = recogniser.model
     _require(model.name == "parser_model" and _kind(model) == "tb_framework", "another model")
+    _require(_has_weights(model), "a model without weights")
     _require(model.attrs["has_upper"] is True and not model.attrs["unseen_classes"], "no upper layer or unseen actions")
     token_vectors, lower, upper = model.layers
     _require(_kind(token_vectors) == "chain" and len(token_vectors.layers) == 3, "other layers under `ner`")
@@ -71,6 +72,10 @@ def _kind(layer: Any) -> str:
     return module.rsplit(".", 1)[1] if module.startswith(("thinc.layers.", "spacy.ml.")) else ""
 
 
+def _has_weights(model: Any) -> bool:
+    return all(node.has_param(name) for node in model.walk() for name in node.param_names)
+
+
 def _kinds(layer: Any) -> list[str]:
     return [_kind(node) for node in layer.walk(order="dfs_pre")]
 
@@ -79,6 +84,7 @@ def _listened_to(pipeline: Any, listener: Any) -> Any:
     _require(pipeline.pipe_names == ["tok2vec", "ner"], f"the pipes {', '.join(pipeline.pipe_names)}")
     tok2vec = pipeline.get_pipe("tok2vec")
     _require(any(listener is other for other in tok2vec.listener_map.get("ner", ())), "a listener to nothing")
+    _require(_has_weights(tok2vec.model), "a `tok2vec` without weights")
     return tok2vec.model
 
 
