@@ -5,10 +5,12 @@ In: a link's target or a surface, with what the page says. Out: an entity number
 A link leads to the entity of its target's title; a target that the knowledge base does not know as a title is looked
 up as a name. A surface leads, in this order, to
 1. the page's own entity, where that bears the name;
-2. the one entity among its candidates that the page links to;
+2. the one entity among its likely candidates that the page links to;
 3. its best candidate by prior, where that leads the second by at least `min_margin`;
-4. of the candidates with the best priors, the one that shares facts with far more of the page's entities (its own and
-   those that it links to) than any other does.
+4. the likely candidate that shares facts with far more of the page's entities (its own and those that it links to) than
+   any other does.
+Likely are those whose prior is at least a tenth of the best's: a page that links to the European Union does not mean
+it by "Europe", although that is one of its names.
 Candidates are those of the exact name, else of the name with its case ignored. Nothing depends on the order in which
 the knowledge base or the pages were read.
 
@@ -31,22 +33,23 @@ from data_tools.surnames import surname_forms
 NO_ENTITY = -1
 BEGINNING = (0, -1)  # before all that stands on a page
 _CACHED_NAMES = 200_000
-# Facts decide among candidates whose priors are within this factor of the best, and at most so many of them;
-_PRIOR_FACTOR, _MOST_CANDIDATES = 10.0, 16
-# the winner shares facts with this many times as many of the page's entities as the second, and these more.
-_LEAD_FACTOR, _LEAD = 3, 2
+_LIKELY = 0.1  # of the best candidate's prior
+# Of so many candidates facts may decide for the one that shares them with this many times as many of the page's
+# entities as the second does, and these more.
+_MOST_CANDIDATES, _LEAD_FACTOR, _LEAD = 16, 3, 2
 
 Place = tuple[int, int]  # chunk of the page, offset in it
 
 
 @dataclass(frozen=True)
 class NameEntry:
-    """What the knowledge base knows of a surface: its candidates, and whether it is a name in this very case."""
+    """What the knowledge base knows of a surface: its candidates, best first, of which the first are likely, and
+    whether it is a name in this very case."""
 
     entities: tuple[int, ...]
+    likely: tuple[int, ...]
     by_prior: int  # NO_ENTITY: the margin is too small
     exact: bool
-    likely: tuple[int, ...] = ()  # where the margin is too small: the candidates among which facts may decide
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,11 @@ class Linker:
         if not exact:
             entities, priors = self.kb.candidates_folded(surface)
         if not len(entities):
-            return NameEntry((), NO_ENTITY, False)
+            return NameEntry((), (), NO_ENTITY, False)
         numbers = tuple(entities.tolist())
+        likely = numbers[: int(np.count_nonzero(priors >= _LIKELY * priors[0]))]
         margin = float(priors[0]) - (float(priors[1]) if len(priors) > 1 else 0.0)
-        if margin >= self.min_margin:
-            return NameEntry(numbers, numbers[0], exact)
-        likely = numbers[: min(int(np.count_nonzero(priors * _PRIOR_FACTOR >= priors[0])), _MOST_CANDIDATES)]
-        return NameEntry(numbers, NO_ENTITY, exact, likely)
+        return NameEntry(numbers, likely, numbers[0] if margin >= self.min_margin else NO_ENTITY, exact)
 
     def target(self, title: str) -> int:
         """The entity that a link to the normalised `title` stands for."""
@@ -121,10 +122,12 @@ class Linker:
         entry = self.name(surface)
         if page.own in entry.entities:
             return page.own
-        on_page = page.linked.intersection(entry.entities)
+        on_page = page.linked.intersection(entry.likely)
         if len(on_page) == 1:
             return next(iter(on_page))
-        return self._by_facts(entry.likely, page) if len(entry.likely) > 1 else entry.by_prior
+        if entry.by_prior == NO_ENTITY and len(entry.likely) > 1:
+            return self._by_facts(entry.likely[:_MOST_CANDIDATES], page)
+        return entry.by_prior
 
     def _by_facts(self, candidates: tuple[int, ...], page: PageContext) -> int:
         winner = page.by_facts.get(candidates)
