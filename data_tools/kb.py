@@ -232,6 +232,13 @@ class KnowledgeBase:
         heads = self._incoming_heads[self._incoming_offsets[entity] : self._incoming_offsets[entity + 1]]
         return np.union1d(tails, heads).astype(np.int32)
 
+    def related(self, entity: int, others: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """bool[n]: which of the n `others` share a fact with `entity`, in either direction; bisects its facts."""
+        tails = self._tails[self._offsets[entity] : self._offsets[entity + 1]]
+        heads = self._incoming_heads[self._incoming_offsets[entity] : self._incoming_offsets[entity + 1]]
+        wanted = np.asarray(others).astype(np.uint32)  # of another type than the facts, all of these would be copied
+        return _among(wanted, tails) | _among(wanted, heads)
+
     # -------------------------------------------------------------------------------------------- entities
 
     def entity_id(self, entity: int) -> str:
@@ -304,6 +311,12 @@ class Strings:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self[middle] < string else (low, middle)
         return low if low < len(self) and self[low] == string else -1
+
+
+def _among(wanted: NDArray[np.uint32], ascending: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    if not len(ascending):
+        return np.zeros(len(wanted), bool)
+    return ascending[np.minimum(ascending.searchsorted(wanted), len(ascending) - 1)] == wanted
 
 
 def _array(folder: Path, name: str) -> NDArray[Any]:

@@ -24,7 +24,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase, normalise_name
@@ -133,21 +132,10 @@ class Linker:
         winner = page.by_facts.get(candidates)
         if winner is None:
             near = np.array(sorted(page.linked | {page.own} - {NO_ENTITY}), np.int64)
-            winner = page.by_facts[candidates] = self._nearest(np.array(candidates, np.int64), near)
+            shared = sorted(((int(self.kb.related(entity, near).sum()), entity) for entity in candidates), reverse=True)
+            leads = shared[0][0] >= _LEAD_FACTOR * shared[1][0] + _LEAD
+            winner = page.by_facts[candidates] = shared[0][1] if leads else NO_ENTITY
         return winner
-
-    def _nearest(self, candidates: NDArray[np.int64], near: NDArray[np.int64]) -> int:
-        """The candidate that shares facts with far more of `near` than any other does."""
-        if not len(near):
-            return NO_ENTITY
-        ours, theirs = np.repeat(candidates, len(near)), np.tile(near, len(candidates))
-        out, _ = self.kb.relations_of_pairs(ours, theirs)
-        into, _ = self.kb.relations_of_pairs(theirs, ours)
-        related = (np.diff(out) > 0) | (np.diff(into) > 0)
-        shared = related.reshape(len(candidates), len(near)).sum(1)
-        best, second = np.argsort(-shared, kind="stable")[:2]
-        leads = shared[best] >= _LEAD_FACTOR * shared[second] + _LEAD
-        return int(candidates[best]) if leads else NO_ENTITY
 
     def page(self, title: str, passages: Iterable[Passage]) -> PageContext:
         """The context of a page. A surface that the page links to different entities says nothing."""

@@ -114,6 +114,11 @@ def test_neighbours_in_both_directions(kb: KnowledgeBase) -> None:
     assert ids(kb, kb.neighbours(0)) == ["Q2", "Q3", "Q5"]
     assert ids(kb, kb.neighbours(3)) == ["Q2"]
     assert ids(kb, kb.neighbours(8)) == []
+    for number in range(len(kb)):
+        expected = np.isin(np.arange(len(kb)), kb.neighbours(number))
+        assert (kb.related(number, np.arange(len(kb))) == expected).all()
+        assert (kb.related(number, np.arange(len(kb))[::-1]) == expected[::-1]).all()
+    assert len(kb.related(0, np.zeros(0, np.int64))) == 0
 
 
 def test_candidates_by_facts_and_label(kb: KnowledgeBase) -> None:
