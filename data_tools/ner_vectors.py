@@ -58,7 +58,10 @@ class NormedMaxout:
 
     def __call__(self, inputs: Floats, sums: Floats | None = None) -> Floats:
         """(rows, inputs) -> (rows, W); `sums`: memory for the products."""
-        sums = np.matmul(inputs, self.maxout.weight, out=sums)
+        return self.of_products(np.matmul(inputs, self.maxout.weight, out=sums))
+
+    def of_products(self, sums: Floats) -> Floats:
+        """The same from the products of inputs and weight, which it overwrites."""
         sums += self.maxout.bias
         result = self.maxout.greatest(sums)
         width = np.float32(result.shape[1])
@@ -83,6 +86,27 @@ def convolved(rows_RW: Floats, layer: NormedMaxout) -> Floats:
         size = end - start
         np.concatenate([around[start + shift : end + shift] for shift in range(3)], axis=1, out=windows[:size])
         np.add(layer(windows[:size], sums[:size]), rows_RW[start:end], out=result[start:end])
+    return result
+
+
+def convolved_from(table: Floats, rows_R: NDArray[np.intp], layer: NormedMaxout) -> Floats:
+    """`convolved(table[rows_R], layer)`, with one product for all places of a row. Row 0 is zero, and in `rows_R`.
+
+    Most tokens are there more than once, so this takes half the time.
+    """
+    width = table.shape[1]
+    different, places_R = np.unique(rows_R, return_inverse=True)
+    vectors = table[different]
+    left, middle, right = (vectors @ layer.maxout.weight[start : start + width] for start in range(0, 3 * width, width))
+    around = np.zeros(len(rows_R) + 2, np.intp)  # beyond the ends: the place of row 0, which is the first of all rows
+    around[1:-1] = places_R
+    result = vectors[places_R]
+    for start in range(0, len(rows_R), _BLOCK):
+        end = min(start + _BLOCK, len(rows_R))
+        sums = left[around[start:end]]
+        sums += middle[around[start + 1 : end + 1]]
+        sums += right[around[start + 2 : end + 2]]
+        result[start:end] += layer.of_products(sums)
     return result
 
 
@@ -146,7 +170,7 @@ def _enlarged(array: NDArray[Any], needed: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """Embeddings, convolutions and `padding` zero rows before, between and after texts, as the pipeline was trained."""
+    """Embeddings, convolutions and `padding` zero rows before, between and after texts, as in spaCy."""
 
     embeddings: Embeddings
     layers: tuple[NormedMaxout, ...]
@@ -162,7 +186,7 @@ class TokenVectors:
         places_N = np.arange(len(rows_N)) + np.repeat(self.padding * np.arange(1, len(lengths) + 1), lengths)
         rows_R = np.zeros(len(rows_N) + self.padding * (len(lengths) + 1), np.intp)
         rows_R[places_N] = rows_N
-        vectors_RW = self.embeddings.table[rows_R]
-        for layer in self.layers:
+        vectors_RW = convolved_from(self.embeddings.table, rows_R, self.layers[0])
+        for layer in self.layers[1:]:
             vectors_RW = convolved(vectors_RW, layer)
         return vectors_RW[places_N], self.embeddings.is_space[rows_N]
