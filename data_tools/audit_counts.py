@@ -87,18 +87,27 @@ class Frequencies:
 
     def _leading(self) -> np.ndarray:
         """Places of the most frequent; of equal counts by key, so that who leads does not depend on the merges."""
-        return np.lexsort((self._keys, -self._counts))[: self._kept]
+        places = np.arange(len(self._keys))
+        if len(places) > self._kept:
+            least = np.partition(self._counts, -self._kept)[-self._kept]
+            above, equal = np.flatnonzero(self._counts > least), np.flatnonzero(self._counts == least)
+            places = np.concatenate([above, equal[: self._kept - len(above)]])
+        return places[np.lexsort((self._keys[places], -self._counts[places]))]
 
     def _merge(self) -> None:
         if not self._pending:
             return
-        self._names |= {_key(name): name for name in self._pending}
-        keys = np.array([_key(name) for name in self._pending], np.uint64)
-        counts = np.array(list(self._pending.values()), np.int64)
-        self._keys, places = np.unique(np.concatenate([self._keys, keys]), return_inverse=True)
-        merged = np.zeros(len(self._keys), np.int64)
-        np.add.at(merged, places, np.concatenate([self._counts, counts]))
-        self._counts = merged
+        named = {_key(name): name for name in self._pending}
+        keys = np.array(sorted(named), np.uint64)
+        counts = np.array([self._pending[named[key]] for key in keys.tolist()], np.int64)
+        places = np.searchsorted(self._keys, keys)
+        old = np.zeros(len(keys), bool)
+        inside = places < len(self._keys)
+        old[inside] = self._keys[places[inside]] == keys[inside]
+        self._counts[places[old]] += counts[old]
+        self._keys = np.insert(self._keys, places[~old], keys[~old])
+        self._counts = np.insert(self._counts, places[~old], counts[~old])
+        self._names |= named
         self._names = {key: self._names[key] for key in self._keys[self._leading()].tolist()}
         self._pending.clear()
 

@@ -226,7 +226,7 @@ def _relations(counts: CorpusCounts, names: Mapping[str, str]) -> str:
     return (
         f"<p>{head}. {counts.reach['single sentence']:,} labelled pairs have a sentence that mentions both ends, "
         f"{counts.reach['cross-sentence']:,} have none (cross-sentence).</p>"
-        f"<div class=wide>{picture(pictures.names_svg(title, 'labels, log scale', drawn, log=True), title)}<div>"
+        f"<div class=wide>{picture(pictures.names_svg(title, 'labels, log scale', drawn, total, log=True), title)}<div>"
         f"{picture(pictures.head_svg('Share of labels in the head', 'relations', numbers), 'share of the head')}"
         f"{picture(pictures.shares_svg('Reach of labelled pairs', reach), 'single- and cross-sentence pairs')}"
         f"</div></div>{_folded('all relations', header, rows)}"
@@ -248,9 +248,10 @@ def _entities(counts: CorpusCounts) -> str:
     ]
     by_source = ", ".join(f"{name} {_percent(number / max(counts.mentions.total, 1))}" for name, number in sources)
     rank = f"{len(of_entities):,} distinct entities, {int((of_entities == 1).sum()):,} of them in one document only"
+    title, unit = "Types of entities (NER labels)", "entities of documents"
     return (
         f"<p>Mentions by what found them: {escape(by_source)}. {rank}.</p><div class=wide>"
-        f"{picture(pictures.names_svg('Types of entities (NER labels)', 'entities of documents', types), 'types')}<div>"
+        f"{picture(pictures.names_svg(title, unit, types, counts.entities.total), 'types')}<div>"
         f"{picture(pictures.shares_svg('What found the mentions', [('mentions', sources)]), 'share of each source')}"
         f"{picture(pictures.ranks_svg('Popularity of entities', of_entities), 'documents of each entity by rank')}"
         f"</div></div><h3>The most popular entities</h3>"

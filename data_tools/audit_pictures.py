@@ -111,20 +111,21 @@ def histogram_svg(title: str, unit: str, counted: str, values: Distribution, log
 
 
 @_styled
-def names_svg(title: str, unit: str, rows: Sequence[tuple[str, int]], log: bool = False) -> bytes:
-    """A bar for each name, the first on top."""
+def names_svg(title: str, unit: str, rows: Sequence[tuple[str, int]], total: int, log: bool = False) -> bytes:
+    """A bar for each name, the first on top, with its number and its share of `total`."""
     figure, axes = _panel(7.6, 1.0 + 0.245 * max(len(rows), 1))
     numbers = [number for _, number in rows]
     axes.barh(range(len(rows)), numbers, color=BLUE, height=0.7)
     _name_rows(axes, [_short(name) for name, _ in rows])
     for place, number in enumerate(numbers):
-        axes.text(number * 1.06 if log else number, place, f" {number:,}", va="center", fontsize=8.5, color=_INK)
+        text = f" {number:,}   {number / max(total, 1):.1%}"
+        axes.text(number * 1.06 if log else number, place, text, va="center", fontsize=8.5, color=_INK)
     axes.tick_params(axis="y", labelsize=9)
     if log:
         _logarithmic(axes, "x")
-        axes.set_xlim(0.8, max(numbers, default=1) * 3)
+        axes.set_xlim(0.8, max(numbers, default=1) * 8)
     else:
-        axes.margins(x=0.14)
+        axes.margins(x=0.2)
         _thousands(axes, "x")
     axes.set_title(title)
     axes.set_xlabel(unit)
