@@ -210,9 +210,21 @@ def _ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    status = 0
+
+    def end(*_: object) -> None:
+        nonlocal status
+        status = 128 + signal.SIGTERM
+        sys.exit(status)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except SystemExit:
+        # where the signal comes while Ray waits, Ray makes another status of it
+        if status:
+            sys.exit(status)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

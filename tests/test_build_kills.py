@@ -1,7 +1,8 @@
-"""Workers and the command itself killed in the middle of a build on Ray: the same corpus, byte for byte, comes out."""
+"""Workers, a whole node and the command itself killed in a build on Ray: the same corpus, byte for byte."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -15,10 +16,12 @@ import psutil
 import pytest
 
 from data_tools.build import build_corpus
-from erica_dist.config import CorpusJob, dump
+from erica_dist.config import CorpusJob, RayConfig, dump
 from tests.corpora import corpus_job, folder_bytes
+from tests.ray_nodes import ENVIRONMENT, two_nodes
 
 pytestmark = pytest.mark.ray
+PAGES, UNITS = 120, 24
 PATIENCE = 240.0  # seconds until something must have happened
 
 
@@ -26,12 +29,12 @@ PATIENCE = 240.0  # seconds until something must have happened
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where an undisturbed build, without Ray, stands in `corpus`."""
     folder = tmp_path_factory.mktemp("world")
-    build_corpus(corpus_job(folder, pages=240, ner=True))
+    build_corpus(corpus_job(folder, pages=PAGES, ner=True))
     return folder
 
 
 def job(world: Path, out: str, workers: int) -> CorpusJob:
-    return corpus_job(world, out, pages=240, workers=workers, ner=True)
+    return corpus_job(world, out, pages=PAGES, workers=workers, ner=True)
 
 
 def finished_units(out: Path) -> int:
@@ -81,6 +84,37 @@ def test_killed_workers_change_nothing(world: Path) -> None:
     assert folder_bytes(out) == folder_bytes(world / "corpus")
 
 
+def test_a_killed_node_changes_nothing(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a cluster that was started before: the raylet of one of two nodes dies, the other node does its work."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    out = world / "node"
+    busy: list[int] = []
+    with two_nodes() as (address, (head, other)):
+        assert head.process.poll() is None
+
+        def kill() -> None:
+            deadline = time.monotonic() + PATIENCE
+            while not busy and time.monotonic() < deadline:
+                if finished_units(out) >= 2 and (workers := other.workers("build_unit")):
+                    busy.extend(worker.pid for worker in workers)
+                    other.kill()
+                time.sleep(0.02)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        build_corpus(dataclasses.replace(job(world, "node", workers=1), ray=RayConfig(address=address)))
+        killer.join()
+        assert busy
+        assert other.process.poll() is not None
+        assert not any(psutil.pid_exists(worker) for worker in busy)
+        assert head.process.poll() is None  # the command ends its own part only
+    assert "failed" not in capsys.readouterr().out
+    assert folder_bytes(out) == folder_bytes(world / "corpus")
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """A suite started in the background has SIGINT ignored, and its children with it."""
@@ -96,25 +130,33 @@ def test_a_killed_command_goes_on_where_it_was(world: Path) -> None:
     settings.write_text(dump(job(world, "interrupted", workers=1)))
     command = [sys.executable, "-m", "erica_dist.cli", "build-corpus", "--config", str(settings)]
     done = 0
-    for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+    # The one in the middle comes while the first unit is under way: nothing is added to what was done.
+    for number, status, more in (
+        (signal.SIGINT, 130, 1),
+        (signal.SIGTERM, 143, 0),
+        (signal.SIGKILL, -signal.SIGKILL, 1),
+    ):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
-                before = done
-                wait_for(lambda before=before: finished_units(out) > before, process)
-                children = psutil.Process(process.pid).children(recursive=True)
+                goal, command_process = done + more, psutil.Process(process.pid)
+                wait_for(
+                    lambda goal=goal, parent=command_process: finished_units(out) >= goal and busy_workers(parent),
+                    process,
+                )
+                children = command_process.children(recursive=True)
                 os.kill(process.pid, number)
                 output, _ = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()
         assert process.returncode == status, output
-        assert (f"{done} of 48 units were done before" in output) == (done > 0)
+        assert (f"{done} of {UNITS} units were done before" in output) == (done > 0)
         wait_for(lambda children=children: not any(child.is_running() for child in children))
         done = finished_units(out)
-        assert 0 < done < 48
+        assert 0 < done < UNITS
         assert not (out / "manifest.json").exists()
     last = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert last.returncode == 0, last.stderr
-    assert f"{done} of 48 units were done before" in last.stdout
+    assert f"{done} of {UNITS} units were done before" in last.stdout
     assert folder_bytes(out) == folder_bytes(world / "corpus")
     # the Ray of the killed command left its folder, which the next one removed
     owners = [path.name.split("-")[3] for path in Path("/tmp").glob("erica-ray-*")]
