@@ -15,6 +15,7 @@ from typing import Any
 
 import erica_dist
 from data_tools.documents import PieceCounter
+from data_tools.languages import language_identity
 from data_tools.leakage import leakage_settings
 from data_tools.near_duplicates import LEAST_SIMILARITY
 from data_tools.output_folder import check_folder
@@ -108,7 +109,8 @@ def check(job: CorpusJob) -> Inputs:
     of_units["filters"] = {
         key: value for key, value in settings["filters"].items() if key not in ("duplicates", "near_similarity")
     }
-    tools_fingerprint = fingerprint([STEPS_VERSION, erica_dist.__version__, of_units, kb, tokenizer, ner])
+    language = language_identity(filters.language)
+    tools_fingerprint = fingerprint([STEPS_VERSION, erica_dist.__version__, of_units, kb, tokenizer, ner, language])
     request = fingerprint([tools_fingerprint, settings, files])
     leakage = tools.leakage.read_counts()
     return Inputs(

@@ -16,7 +16,7 @@ import os
 import resource
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from data_tools.documents import Passage, PieceCounter, WordCounter, cut_page
 from data_tools.filters import cannot_pass, content_hash, labels_fault, length_fault
 from data_tools.kb import KnowledgeBase
 from data_tools.labelling import Labelled, excluded_numbers, label
+from data_tools.languages import language_test
 from data_tools.leakage import Leakage, load_leakage
 from data_tools.linking import Linker, PageContext
 from data_tools.mentions import Mention, MentionRules, NerSpan, Possible, possible_mentions, select_mentions
@@ -73,6 +74,7 @@ class Tools:
     recognise: Recogniser | None
     excluded: frozenset[int]
     leakage: Leakage
+    of_other_language: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def load_tools(job: CorpusJob) -> Tools:
         recognise=load_recogniser(job.ner) if job.ner.enabled else None,
         excluded=excluded_numbers(kb, job.labelling.excluded_relations),
         leakage=load_leakage(job.leakage),
+        of_other_language=language_test(job.filters.language),
     )
 
 
@@ -166,6 +169,8 @@ def documents_of(
             passage.text, mentions, tools.kb, tools.job.labelling, tools.excluded, tools.leakage.pairs, of_labels
         )
         fault = labels_fault(labelled, tools.job.filters)
+        if not fault and tools.of_other_language(passage.text):
+            fault = "in another language"
         if fault:
             counts["passages"][f"dropped: {fault}"] += 1
             continue

@@ -249,6 +249,7 @@ class FilterConfig:
     max_tokens: int = 512  # special tokens included
     min_entities: int = 4
     min_pairs: int = 4  # ordered pairs with at least one relation
+    language: str = "en"  # passages in another one are dropped; "": none is
     # which documents are dropped because of one before them: those of the same text, of nearly the same too (near),
     # or none (keep); pages of text for ELECTRA: those of the same text, or none
     duplicates: Literal["near", "exact", "keep"] = "near"
