@@ -44,7 +44,9 @@ def labels_fault(labelled: Labelled, config: FilterConfig) -> str:
     if len(labelled.entities) < config.min_entities:
         return "too few entities"
     if labelled.labelled_pairs < config.min_pairs:
-        return "too few labelled pairs"
+        leaked = len({fact[:2] for fact in labelled.leaked})
+        enough = labelled.labelled_pairs + leaked >= config.min_pairs
+        return "too few labelled pairs without the leaked ones" if enough else "too few labelled pairs"
     return ""
 
 

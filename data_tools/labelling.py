@@ -32,12 +32,12 @@ class Entity:
 @dataclass(frozen=True)
 class Labelled:
     """Entities, sorted unique (head, tail, relation number in the knowledge base) and sorted barred (head, tail);
-    leaked: of each label that leakage took, the sets it is from."""
+    leaked: (head, tail, the sets it is from) of each label that leakage took."""
 
     entities: tuple[Entity, ...]
     relations: tuple[tuple[int, int, int], ...]
     barred: tuple[tuple[int, int], ...]
-    leaked: tuple[int, ...] = ()
+    leaked: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def labelled_pairs(self) -> int:
@@ -73,14 +73,14 @@ def label(
     barred: set[tuple[int, int]] = set()
     sets = leaked.between([_names(text, entity, kb) for entity in entities]) if leaked else {}
     barred.update(sets)
-    taken: list[int] = []
+    taken: list[tuple[int, int, int]] = []
     kept: list[tuple[int, int, int]] = []
     lost: set[tuple[int, int]] = set()
     for fact in facts_between(kb, [entity.number for entity in entities]) if len(entities) > 1 else []:
         pair = fact[:2]
         if pair in barred:
             counts["removed: leakage"] += 1
-            taken.append(sets[pair])
+            taken.append((*pair, sets[pair]))
         elif fact[2] in excluded:
             counts["removed: excluded relation"] += 1
             lost.add(pair)

@@ -177,7 +177,7 @@ def documents_of(
         counts["passages"]["passed"] += 1
         counts["mentions"].update(of_mentions)
         counts["labels"].update(of_labels)
-        for sets in labelled.leaked:
+        for _, _, sets in labelled.leaked:
             tools.leakage.count(counts["leakage"], "labels removed", sets)
         yield Document(candidate.page, passage.chunk, document_json(passage, labelled, tools.kb))
 

@@ -83,7 +83,7 @@ def test_leaked_pairs_lose_their_labels_in_both_directions_and_are_barred(kb: Kn
     assert triples(kb, found) == [fact for fact in ALL if fact[:2] != (0, 2)]
     assert found.barred == ((0, 2), (2, 0), (2, 3), (3, 2))
     assert counts == {"removed: leakage": 1}
-    assert found.leaked == (1,)
+    assert found.leaked == ((0, 2, 1),)
 
 
 def test_leaked_pairs_of_ids_count_whatever_the_names(kb: KnowledgeBase) -> None:
@@ -125,4 +125,8 @@ def test_filters_on_possible_and_on_labelled(kb: KnowledgeBase) -> None:
     assert labels_fault(found, config) == ""
     assert labels_fault(found, FilterConfig(min_entities=5)) == "too few entities"
     assert labels_fault(found, FilterConfig(min_pairs=6)) == "too few labelled pairs"
+    leaked = labelled(kb, leaked=leaked_pairs(("Paris", "France")))
+    assert labels_fault(leaked, FilterConfig(min_pairs=4)) == ""
+    assert labels_fault(leaked, FilterConfig(min_pairs=5)) == "too few labelled pairs without the leaked ones"
+    assert labels_fault(leaked, FilterConfig(min_pairs=6)) == "too few labelled pairs"
     assert content_hash("a  b\nc") == content_hash("a b c") != content_hash("a b", "c")
