@@ -92,7 +92,8 @@ def make_kb(folder: Path, source: str) -> Path:
 
 def over_units(job: CorpusJob, folder: str) -> Units:
     """Build all units of `job.inputs` in this process; the tools are loaded before the clock starts."""
-    units = plan_ranges(job.inputs, job.pages_per_task)
+    with contextlib.redirect_stderr(io.StringIO()):
+        units = plan_ranges(job.inputs, job.pages_per_task)
     tasks = [UnitTask(unit, job, "benchmark", str(number), folder) for number, unit in enumerate(units)]
     tools = load_tools(job)
     if tools.recognise:
@@ -147,7 +148,8 @@ def show_units(kbs: dict[str, Path], file: Path, runs: int, console: Console) ->
             ("paragraphs, own decoder", {"unit": "paragraph"}),
             ("merged, stock spaCy", {"ner": NerConfig(decoder="stock")}),
             ("merged, own decoder", {}),
-            ("merged up to 512, own decoder", {"passage_tokens": 512}),
+            ("merged from 128, stock spaCy", {"passage_tokens": 128, "ner": NerConfig(decoder="stock")}),
+            ("merged from 128, own decoder", {"passage_tokens": 128}),
             ("merged, no NER", {"ner": NerConfig(enabled=False)}),
         ]
         for name, settings in ways:

