@@ -6,7 +6,6 @@ same values. Every text of the corpus is escaped, and the page's own policy forb
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 from data_tools import audit_pictures as pictures
 from data_tools.audit_counts import NO_TYPE, CorpusCounts, Distribution
 from data_tools.audit_documents import CSS as DOCUMENT_CSS
-from data_tools.audit_documents import document_html, entity_link
+from data_tools.audit_documents import document_html
 from data_tools.audit_funnel import Step, page_steps, passage_steps, unit_of, word_steps
+from data_tools.audit_tables import Row, as_text, flat, folded, percent, table
 from erica_dist.page_style import CSS, picture
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -61,8 +61,6 @@ details { margin-top: 12px; }
     + DOCUMENT_CSS
 )
 
-Row = Sequence[str | int | float]
-
 
 def page_html(
     corpus: str,
@@ -100,14 +98,14 @@ def page_html(
 
 def _subtitle(manifest: Mapping[str, Any]) -> str:
     files = ", ".join(escape(str(file["path"])) for file in manifest["inputs"])
-    return f"{_ner(manifest)} &middot; from {files}"
+    return f"{escape(_ner(manifest))} &middot; from {files}"
 
 
 def _ner(manifest: Mapping[str, Any]) -> str:
     ner = manifest["ner"]
     if not ner.get("enabled"):
         return "links and names only, without NER"
-    return escape(f"NER by {ner.get('model')} {ner.get('model_version', '')}".strip())
+    return f"NER by {ner.get('model')} {ner.get('model_version', '')}".strip()
 
 
 def _tiles(manifest: Mapping[str, Any], counts: CorpusCounts) -> str:
@@ -133,13 +131,13 @@ def _warnings(manifest: Mapping[str, Any]) -> str:
         texts.append(f"<b>Incomplete:</b> of the inputs this could not be read or built:{_listed(missing)}")
     if failed := manifest.get("failed_units"):
         share = manifest.get("failed_share", {}).get("pages")
-        of_pages = f", {_percent(share)} of the pages" if isinstance(share, float) else ""
+        of_pages = f", {percent(share)} of the pages" if isinstance(share, float) else ""
         texts.append(f"<b>{len(failed):,} failed units</b>{of_pages}:{_listed(failed)}")
     return "".join(f"<div class=warning>{text}</div>" for text in texts)
 
 
 def _listed(values: Sequence[Any]) -> str:
-    items = [escape(_value(value)) for value in values[:_LISTED]]
+    items = [escape(as_text(value)) for value in values[:_LISTED]]
     if len(values) > _LISTED:
         items.append(f"and {len(values) - _LISTED:,} more, listed in the manifest")
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
@@ -159,16 +157,16 @@ def _dropped(counts: Mapping[str, Mapping[str, int]]) -> str:
     for unit, steps in (("pages", pages), ("passages", passages), ("words", words)):
         first = max(steps[0].number, 1)
         for step in steps:
-            rows.append((unit, step.name, -step.number if step.dropped else step.number, _percent(step.number / first)))
+            rows.append((unit, step.name, -step.number if step.dropped else step.number, percent(step.number / first)))
     every: list[Row] = [
         (stage, reason, number, unit_of(stage, reason))
         for stage, of_stage in counts.items()
         for reason, number in of_stage.items()
     ]
-    every_table = _table(("stage", "what", "number", "unit"), every)
+    every_table = table(("stage", "what", "number", "unit"), every)
     return (
         f"<div class=wide>{shown}</div><h3>The same as a table</h3>"
-        f"{_table(('unit', 'step', 'number', 'share'), rows, dropped=2)}"
+        f"{table(('unit', 'step', 'number', 'share'), rows, dropped=2)}"
         f"<details><summary>every count of the manifest, with its unit</summary>{every_table}</details>"
     )
 
@@ -197,7 +195,7 @@ def _sizes(counts: CorpusCounts) -> str:
         drawn = pictures.histogram_svg(title, unit, counted, values, log)
         figures.append(picture(drawn, f"histogram: {title.lower()}"))
     header = ("", "in all", "mean", "5 %", "median", "95 %", "largest")
-    return f"<div class=panels>{''.join(figures)}</div>{_table(header, rows)}"
+    return f"<div class=panels>{''.join(figures)}</div>{table(header, rows)}"
 
 
 def _relations(counts: CorpusCounts, names: Mapping[str, str]) -> str:
@@ -210,16 +208,16 @@ def _relations(counts: CorpusCounts, names: Mapping[str, str]) -> str:
             relation,
             names.get(relation, ""),
             number,
-            _percent(number / total),
+            percent(number / total),
             counts.relation_documents[relation],
-            _percent(counts.relation_documents[relation] / max(counts.documents, 1)),
+            percent(counts.relation_documents[relation] / max(counts.documents, 1)),
         )
         for relation, number in ordered
     ]
-    head = f"The most frequent relation holds {_percent(sum(numbers[:1]) / total)} of the labels"
+    head = f"The most frequent relation holds {percent(sum(numbers[:1]) / total)} of the labels"
     for k in (5, 10, 20):
         if k < len(numbers):
-            head += f", the {k} most frequent {_percent(sum(numbers[:k]) / total)}"
+            head += f", the {k} most frequent {percent(sum(numbers[:k]) / total)}"
     reach = [("labelled pairs", [(name, counts.reach[name]) for name in ("single sentence", "cross-sentence")])]
     title = f"The {len(drawn)} most frequent relations, of {len(ordered)}"
     header = ("id", "relation", "labels", "of all labels", "documents", "of all documents")
@@ -229,7 +227,7 @@ def _relations(counts: CorpusCounts, names: Mapping[str, str]) -> str:
         f"<div class=wide>{picture(pictures.names_svg(title, 'labels, log scale', drawn, total, log=True), title)}<div>"
         f"{picture(pictures.head_svg('Share of labels in the head', 'relations', numbers), 'share of the head')}"
         f"{picture(pictures.shares_svg('Reach of labelled pairs', reach), 'single- and cross-sentence pairs')}"
-        f"</div></div>{_folded('all relations', header, rows)}"
+        f"</div></div>{folded('all relations', header, rows)}"
     )
 
 
@@ -239,14 +237,14 @@ def _entities(counts: CorpusCounts) -> str:
     of_entities = counts.popularity.counts
     documents = max(counts.documents, 1)
     popular: list[Row] = [
-        (identifier, name, number, _percent(number / documents))
+        (identifier, name, number, percent(number / documents))
         for (identifier, name), number in counts.popularity.most_frequent(NAMES_DRAWN)
     ]
     spelt: list[Row] = [
         (surface, name, identifier, number)
         for (surface, name, identifier), number in counts.spellings.most_frequent(NAMES_DRAWN)
     ]
-    by_source = ", ".join(f"{name} {_percent(number / max(counts.mentions.total, 1))}" for name, number in sources)
+    by_source = ", ".join(f"{name} {percent(number / max(counts.mentions.total, 1))}" for name, number in sources)
     rank = f"{len(of_entities):,} distinct entities, {int((of_entities == 1).sum()):,} of them in one document only"
     title, unit = "Types of entities (NER labels)", "entities of documents"
     return (
@@ -255,19 +253,19 @@ def _entities(counts: CorpusCounts) -> str:
         f"{picture(pictures.shares_svg('What found the mentions', [('mentions', sources)]), 'share of each source')}"
         f"{picture(pictures.ranks_svg('Popularity of entities', of_entities), 'documents of each entity by rank')}"
         f"</div></div><h3>The most popular entities</h3>"
-        f"{_table(('id', 'entity', 'documents', 'of all'), popular[:_SHORT_LIST], linked=0)}"
+        f"{table(('id', 'entity', 'documents', 'of all'), popular[:_SHORT_LIST], linked=0)}"
         f"<h3>The most frequent mentions that are spelt otherwise than their entity</h3>"
-        f"{_table(('mention', 'entity', 'id', 'mentions'), spelt, linked=2)}"
+        f"{table(('mention', 'entity', 'id', 'mentions'), spelt, linked=2)}"
     )
 
 
 def _identity(manifest: Mapping[str, Any]) -> str:
     counts = manifest["counts"]
     rows: list[Row] = [("complete", "yes" if manifest["complete"] and not manifest.get("incomplete") else "no")]
-    rows += [(text, _value(manifest.get(key, ""))) for key, text in _IDENTITY.items()]
-    rows.append(("mentions", _ner(manifest).replace("&#x27;", "'")))
+    rows += [(text, as_text(manifest.get(key, ""))) for key, text in _IDENTITY.items()]
+    rows.append(("mentions", _ner(manifest)))
     known = {*_TOLD, *_IDENTITY, "ner", "format", "version"}
-    rows += [(key, _value(value)) for key, value in sorted(manifest.items()) if key not in known]
+    rows += [(key, as_text(value)) for key, value in sorted(manifest.items()) if key not in known]
     leaked: list[Row] = [
         (stage, reason, number, unit_of(stage, reason))
         for stage, of_stage in counts.items()
@@ -275,12 +273,12 @@ def _identity(manifest: Mapping[str, Any]) -> str:
         if "leak" in f"{stage} {reason}" or "barred" in reason
     ]
     inputs: list[Row] = [(str(file["path"]), int(file["bytes"]), str(file["sha256"])) for file in manifest["inputs"]]
-    settings: list[Row] = [(key, value) for key, value in _flat(manifest["settings"])]
-    removed = _table(("stage", "what", "number", "unit"), leaked) if leaked else "<p>Nothing.</p>"
+    settings: list[Row] = [(key, value) for key, value in flat(manifest["settings"])]
+    removed = table(("stage", "what", "number", "unit"), leaked) if leaked else "<p>Nothing.</p>"
     return (
-        f"{_table(('', ''), rows)}<h3>Inputs</h3>{_table(('file', 'bytes', 'sha256'), inputs)}"
-        f"<h3>What leakage removed</h3>{removed}<h3>Settings</h3>{_table(('setting', 'value'), settings)}"
-        f"<h3>NER</h3>{_table(('', ''), list(_flat(manifest['ner'])))}"
+        f"{table(('', ''), rows)}<h3>Inputs</h3>{table(('file', 'bytes', 'sha256'), inputs)}"
+        f"<h3>What leakage removed</h3>{removed}<h3>Settings</h3>{table(('setting', 'value'), settings)}"
+        f"<h3>NER</h3>{table(('', ''), list(flat(manifest['ner'])))}"
     )
 
 
@@ -296,58 +294,3 @@ def _drawn(drawn: Sequence[tuple[int, dict[str, Any]]], names: Mapping[str, str]
     return f"<p>Drawn of {documents:,} by seed {seed}, each equally likely. {legend}</p>" + "".join(
         document_html(key, document, names) for key, document in drawn
     )
-
-
-# ------------------------------------------------------------------------------------------------ parts
-
-
-def _table(header: Sequence[str], rows: Sequence[Row], dropped: int = -1, linked: int = -1) -> str:
-    """A table; numbers to the right. `dropped`: the column whose negative numbers mark a row; `linked`: of ids."""
-
-    def cell(column: int, value: str | int | float) -> str:
-        text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}" if isinstance(value, float) else value
-        inner = entity_link(text) if column == linked else escape(text)
-        number = " class=number" if _is_number(value) else ""
-        return f'<th scope="row">{inner}</th>' if column == 0 else f"<td{number}>{inner}</td>"
-
-    kinds = [bool(rows) and _is_number(rows[0][column]) for column in range(len(header))]
-    head = "".join(
-        f'<th scope="col"{" class=number" if number and column else ""}>{escape(name)}</th>'
-        for column, (name, number) in enumerate(zip(header, kinds, strict=True))
-    )
-    body = "".join(
-        f"<tr{' class=dropped' if dropped >= 0 and _below_zero(row[dropped]) else ''}>"
-        f"{''.join(cell(column, value) for column, value in enumerate(row))}</tr>"
-        for row in rows
-    )
-    top = f"<thead><tr>{head}</tr></thead>" if any(header) else ""
-    return f"<div class=scroll><table>{top}<tbody>{body}</tbody></table></div>"
-
-
-def _folded(text: str, header: Sequence[str], rows: Sequence[Row]) -> str:
-    return f"<details><summary>{text} as a table</summary>{_table(header, rows)}</details>"
-
-
-def _is_number(value: str | int | float) -> bool:
-    return isinstance(value, int | float) or value.endswith(" %")
-
-
-def _below_zero(value: str | int | float) -> bool:
-    return isinstance(value, int) and value < 0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _flat(tree: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    """Settings by dotted name."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", _value(value)
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
