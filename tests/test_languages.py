@@ -61,6 +61,10 @@ ENGLISH = {
     "Machynlleth and Aberystwyth, where the Llyfrgell Genedlaethol Cymru holds the papers of Gruffydd ap Cynan.",
     "French quotation": 'The song "Non, je ne regrette rien" was sung by Édith Piaf, and she is said to have told its '
     "author that it was the best of all that she had ever been given, and that she would keep it for the Olympia.",
+    "foreign titles": 'Among the songs are "La donna che vale", "Faccio finta di dormire", "Non son degno di te", "Se '
+    'telefonando" and "Quattro vestiti", all of which were sung by Mina.',
+    "foreign words": 'The word is "noche" in Spanish, "notte" in Italian, "nuit" in French, "nacht" in Dutch, "natt" '
+    'in Swedish, "noc" in Czech and "noite" in Portuguese.',
     "list of names": "Afghanistan, Albania, Algeria, Andorra, Angola, Argentina, Armenia, Azerbaijan, Bahrain, "
     "Barbados, Belarus, Belize, Bolivia, Brunei Darussalam, Burundi, Cambodia, Canada, Chile, Cyprus, Côte d'Ivoire",
     "capitals": "THE CITY LIES ON THE BANK OF THE RIVER AND WAS FOUNDED BY MERCHANTS WHO CAME FROM THE NORTH.",

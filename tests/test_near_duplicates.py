@@ -140,6 +140,15 @@ def test_equal_to_comparing_each_with_each(least: float) -> None:
     assert 12 <= kept.sum() < 162
 
 
+def test_all_that_stay_of_a_band_are_compared() -> None:
+    """The third is like the first, not like the second, and shares its only band with both."""
+    found = np.random.default_rng(0).integers(0, 256, (4, SKETCH), dtype=np.uint8)
+    found[:3, :4] = found[0, :4]
+    found[2:, 128:] = found[0, 128:]
+    # the fourth is like the first as well, but shares no band with it
+    assert first_of_similar(found, 0.8).tolist() == [True, True, False, True]
+
+
 def test_no_document_and_all_the_same() -> None:
     assert first_of_similar(sketches([]), 0.8).tolist() == []
     assert first_of_similar(sketches([TEXT] * 5), 0.8).tolist() == [True, False, False, False, False]
@@ -232,6 +241,22 @@ def test_a_lost_or_cut_file_of_sketches_builds_its_unit_again(
     assert "2 of 4 units were done before" in capsys.readouterr().out
     assert manifest["documents"] == 9
     assert not list((folder / "lost").rglob("*.npy"))
+
+
+def test_each_document_has_its_own_sketch_where_equal_ones_lie_between(tmp_path: Path) -> None:
+    one, other, third = (" ".join(words(300, seed)) for seed in range(3))
+    units = [[(one, "1"), (one, "1"), (other, "2"), (other + " more", "3")], [(third, "4"), (one + " more", "5")]]
+    indices, files = [], []
+    for unit in units:
+        places = [[0, n, digest * 32, n, 1] for n, (_, digest) in enumerate(unit)]
+        indices.append({"pages": 1, "documents": places, "texts": [], "counts": {}})
+        files.append(tmp_path / f"{len(files)}.npy")
+        write_sketches(files[-1], [text for text, _ in unit])
+    gathered = gather(indices, FilterConfig(), files)
+    assert [(place.unit, place.offset) for place in gathered.documents] == [(0, 0), (0, 2), (1, 0)]
+    assert gathered.counts["documents"] == {
+        "kept": 3, "dropped: duplicates": 1, "dropped: near duplicates": 2
+    } | {"text pages kept": 0}  # fmt: skip
 
 
 def test_damaged_sketches_are_named(tmp_path: Path) -> None:
