@@ -50,6 +50,15 @@ def labels_fault(labelled: Labelled, config: FilterConfig) -> str:
     return ""
 
 
+def list_fault(passage: Passage, labelled: Labelled, config: FilterConfig) -> str:
+    """ "a list of names" where mentions make up more of the words than `config.max_mention_share`, "" elsewhere."""
+    text = passage.text
+    named = sum(
+        len(text[mention.start : mention.end].split()) for entity in labelled.entities for mention in entity.mentions
+    )
+    return "a list of names" if named > config.max_mention_share * len(text.split()) else ""
+
+
 def content_hash(*texts: str) -> str:
     """32 hex digits that are equal for equal texts, white space aside: what tells duplicates."""
     digest = hashlib.blake2b(digest_size=16)

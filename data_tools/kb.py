@@ -229,8 +229,12 @@ class KnowledgeBase:
     def neighbours(self, entity: int) -> NDArray[np.int32]:
         """Entities int32[k] that share a fact with `entity`, in either direction; ascending, unique."""
         tails = self._tails[self._offsets[entity] : self._offsets[entity + 1]]
-        heads = self._incoming_heads[self._incoming_offsets[entity] : self._incoming_offsets[entity + 1]]
-        return np.union1d(tails, heads).astype(np.int32)
+        return np.union1d(tails, self.heads_of(entity)).astype(np.int32)
+
+    def heads_of(self, entity: int) -> NDArray[np.int32]:
+        """Entities int32[k] with a fact whose tail is `entity`; ascending, unique."""
+        first, last = self._incoming_offsets[entity], self._incoming_offsets[entity + 1]
+        return self._incoming_heads[first:last].astype(np.int32)
 
     def related(self, entity: int, others: NDArray[np.integer]) -> NDArray[np.bool_]:
         """bool[n]: which of the n `others` share a fact with `entity`, in either direction; bisects its facts."""

@@ -66,8 +66,8 @@ def label(
 ) -> Labelled:
     """Entities and relations of the passage `text`; labels that were taken away are added to `counts` by reason.
 
-    Caps keep the entities mentioned first, of the labels of one relation those whose two entities are, and of all labels
-    those of the relations that are rarest in the passage.
+    Caps keep the entities mentioned first, of the labels of one relation those whose two entities are, and of all
+    labels those of the relations that are rarest in the passage.
     """
     entities = _entities(mentions, config.max_entities, counts)
     barred: set[tuple[int, int]] = set()

@@ -9,9 +9,9 @@ What counts as a mention:
 - else a span of whole words whose first or second word holds an upper-case letter or a digit, and that is a known name
   in this very case, or in another case where NER found the same span; or a surface that the page linked before, or the
   page's own title;
-- not one that is made of digits alone, is a single letter, or is on the list of excluded names; a single common word of
-  the language, with or without an article ("Union", "the First"), counts only in capitals ("IT", "US"), and what the
-  page linked before only if it is no function word;
+- not one that is a number, a single letter, or on the list of excluded names; a single common word of the language
+  ("Union") counts only in capitals ("IT", "US"), and what the page linked before only if it is no function word; either
+  may follow function words ("the First", "in 1965");
 - not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
   function words aside ("New York Times" is no place, but "The French" may be);
 - where NER runs, a name that does not stand alone and that NER did not find there counts only where no word beside it
@@ -27,22 +27,18 @@ or is a date, a number or a quantity, keeps names from within it, and so does a 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from data_tools.common_words import FUNCTION_WORDS, read_common_words
+from data_tools.common_words import FUNCTION_WORDS
 from data_tools.documents import Passage
 from data_tools.known_names import known_names, whole_words
 from data_tools.linking import NO_ENTITY, Linker, PageContext
+from data_tools.name_looks import DEFAULT_RULES, MentionRules, counts_as_name, is_by_itself, stands_alone
 
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
-_WORD_BEFORE = re.compile(r"(\w+(?:(?<=\b\w)\.)?)[ \-–’'&/]\Z")
-_WORD_AFTER = re.compile(r"[ \-–&/](\w+)")
 _QUOTES = frozenset('"“”„«» \n')  # which NER sometimes takes for a part of a name
 _ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"(?:['’]s|(?<=s)['’])$")
@@ -80,52 +76,6 @@ class Mention:
     source: str
     entity: int
     label: str
-
-
-@dataclass(frozen=True)
-class MentionRules:
-    """What of the rules above is a choice. `common`: words, lower case; `excluded`: names that count only as links."""
-
-    common: frozenset[str]
-    excluded: frozenset[str] = frozenset()
-
-    def identity(self) -> dict[str, Any]:
-        """What the manifest says of them."""
-        return {
-            "first or second word": "holds an upper-case letter or a digit",
-            "common words": len(self.common),
-            "common words sha256": hashlib.sha256(" ".join(sorted(self.common)).encode()).hexdigest(),
-            "excluded names": sorted(self.excluded),
-        }
-
-
-def counts_as_name(surface: str, common: frozenset[str]) -> bool:
-    """Whether an unlinked `surface` can be a mention by its looks."""
-    low = surface.lower()
-    if surface == low and not any(character.isdigit() for character in surface):
-        return False
-    article = _ARTICLE.match(surface)
-    word = surface[article.end() :] if article else surface
-    if word.isdigit():
-        return False
-    if len(word) < 2 or word.lower() in common:
-        return len(word) > 1 and word.isupper()
-    return True
-
-
-@functools.lru_cache(100_000)
-def stands_alone(surface: str) -> bool:
-    """Whether two of its words hold an upper-case letter or a digit and are no function words."""
-    words = surface.split(" ")
-    return len(words) > 1 and sum(counts_as_word(word) for word in words) > 1
-
-
-def counts_as_word(word: str) -> bool:
-    low = word.lower()
-    return low not in FUNCTION_WORDS and (low != word or any(character.isdigit() for character in word))
-
-
-DEFAULT_RULES = MentionRules(read_common_words())
 
 
 def possible_mentions(
@@ -223,7 +173,7 @@ def select_mentions(
             spans is None
             or candidate.entity in supported
             or stands_alone(text[start:end])
-            or _by_itself(text, start, end)
+            or is_by_itself(text, start, end)
         ):
             ranked.append((1, start - end, 1, start, end, "name", candidate.entity))
         else:
@@ -244,17 +194,6 @@ def select_mentions(
         elif (start, end) in at:
             counts["name: ambiguous"] += 1
     return sorted(mentions, key=lambda mention: mention.start)
-
-
-def _by_itself(text: str, start: int, end: int) -> bool:
-    """Whether no word that could belong to a longer name stands beside the span: a capitalised one, or an initial."""
-    before = _WORD_BEFORE.search(text, max(0, start - 40), start)
-    after = _WORD_AFTER.match(text, end)
-    return not (before and _of_a_name(before[1])) and not (after and _of_a_name(after[1]))
-
-
-def _of_a_name(word: str) -> bool:
-    return counts_as_word(word) and not word.isdigit()
 
 
 def _places(text: str, span: NerSpan) -> Iterable[tuple[int, int]]:

@@ -23,13 +23,15 @@ from typing import Any
 
 from data_tools.common_words import read_common_words
 from data_tools.documents import Passage, PieceCounter, WordCounter, cut_page
-from data_tools.filters import cannot_pass, content_hash, labels_fault, length_fault
+from data_tools.doubts import Doubts
+from data_tools.filters import cannot_pass, content_hash, labels_fault, length_fault, list_fault
 from data_tools.kb import KnowledgeBase
 from data_tools.labelling import Labelled, excluded_numbers, label
 from data_tools.languages import language_test
 from data_tools.leakage import Leakage, load_leakage
 from data_tools.linking import Linker, PageContext
-from data_tools.mentions import Mention, MentionRules, NerSpan, Possible, possible_mentions, select_mentions
+from data_tools.mentions import Mention, NerSpan, Possible, possible_mentions, select_mentions
+from data_tools.name_looks import MentionRules
 from data_tools.near_duplicates import write_sketches
 from data_tools.ner import Recogniser, load_recogniser
 from data_tools.pages import Page
@@ -71,6 +73,7 @@ class Tools:
     linker: Linker
     count: PieceCounter | WordCounter
     rules: MentionRules
+    doubts: Doubts
     recognise: Recogniser | None
     excluded: frozenset[int]
     leakage: Leakage
@@ -112,6 +115,7 @@ def load_tools(job: CorpusJob) -> Tools:
         linker=Linker(kb, job.linking.min_margin),
         count=WordCounter() if job.filters.count == "words" else PieceCounter(load_tokenizer(job.tokenizer)),
         rules=MentionRules(read_common_words(job.mentions.common_words), frozenset(job.mentions.excluded_names)),
+        doubts=Doubts(kb),
         recognise=load_recogniser(job.ner) if job.ner.enabled else None,
         excluded=excluded_numbers(kb, job.labelling.excluded_relations),
         leakage=load_leakage(job.leakage),
@@ -164,11 +168,12 @@ def documents_of(
         passage = candidate.passage
         of_mentions: Counter[str] = Counter()
         of_labels: Counter[str] = Counter()
-        mentions = select_mentions(passage, candidate.possible, candidate.context, spans, of_mentions)
+        chosen = select_mentions(passage, candidate.possible, candidate.context, spans, of_mentions)
+        mentions = tools.doubts.without(passage.text, passage.title, chosen, candidate.context, of_mentions)
         labelled = label(
             passage.text, mentions, tools.kb, tools.job.labelling, tools.excluded, tools.leakage.pairs, of_labels
         )
-        fault = labels_fault(labelled, tools.job.filters)
+        fault = labels_fault(labelled, tools.job.filters) or list_fault(passage, labelled, tools.job.filters)
         if not fault and tools.of_other_language(passage.text):
             fault = "in another language"
         if fault:

@@ -236,9 +236,16 @@ class KnowledgeBaseJob:
     ray: RayConfig = field(default_factory=RayConfig)
 
 
+# eras, units, compass points, parts of longer names, offices: known to any knowledge base as names of something
+_EXCLUDED_NAMES = [
+    *("AD", "BC", "BCE", "CE", "AM", "PM", "CD", "DVD", "TV", "NE", "NW", "SE", "SW", "St", "Mt", "La", "El"),
+    *("Prime Minister", "Vice President", "Air Force", "Civil War"),
+]
+
+
 @dataclass
 class MentionConfig:
-    excluded_names: list[str] = field(default_factory=list)  # count only where they are linked
+    excluded_names: list[str] = field(default_factory=_EXCLUDED_NAMES.copy)  # count only where they are linked
     common_words: str = ""  # file of the language's common words, one a line; "": the packaged English ones
 
 
@@ -249,6 +256,7 @@ class FilterConfig:
     max_tokens: int = 512  # special tokens included
     min_entities: int = 4
     min_pairs: int = 4  # ordered pairs with at least one relation
+    max_mention_share: float = 0.4  # of the words; passages with more of them in mentions are lists of names
     language: str = "en"  # passages in another one are dropped; "": none is
     # which documents are dropped because of one before them: those of the same text, of nearly the same too (near),
     # or none (keep); pages of text for ELECTRA: those of the same text, or none

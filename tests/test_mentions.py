@@ -12,16 +12,8 @@ from data_tools.common_words import read_common_words
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase
 from data_tools.linking import NO_ENTITY, Linker, PageContext
-from data_tools.mentions import (
-    Mention,
-    MentionRules,
-    NerSpan,
-    Possible,
-    counts_as_name,
-    possible_mentions,
-    select_mentions,
-    stands_alone,
-)
+from data_tools.mentions import Mention, NerSpan, Possible, possible_mentions, select_mentions
+from data_tools.name_looks import MentionRules, counts_as_name, stands_alone
 from data_tools.pages import Link
 from erica_dist.errors import UserError
 from tests.corpora import entity, make_kb
@@ -64,7 +56,8 @@ def chosen(
     [("Paris", True), ("paris", False), ("It", False), ("IT", True), ("May", False), ("X", False), ("1984", False),
      ("iPhone", True), ("F1", True), ("de Gaulle", True), ("the", False), ("First", False), ("Union", False),
      ("the Union", False), ("The First", False), ("UNION", True), ("the IT", True), ("The X", False),
-     ("Soviet Union", True), ("the Beatles", True), ("The 1984", False), ("Lincoln", True)],
+     ("27th", False), ("in 1965", False), ("1990s", False), ("In Paris", True), ("747-400", True),
+     ("The Who", False), ("Soviet Union", True), ("the Beatles", True), ("The 1984", False), ("Lincoln", True)],
 )  # fmt: skip
 def test_looks_of_a_name(surface: str, expected: bool) -> None:
     assert counts_as_name(surface, read_common_words()) is expected
