@@ -37,7 +37,7 @@ from rich.table import Table
 from data_tools.documents import Passage
 from data_tools.kb import KnowledgeBase
 from data_tools.linking import NO_ENTITY, Linker
-from data_tools.mentions import DEFAULT_RULES, counts_as_name
+from data_tools.name_looks import DEFAULT_RULES, counts_as_name
 from data_tools.pages import Link, Page
 from data_tools.wikidata.builder import build_kb
 from data_tools.wikidata.tables import read_entities
