@@ -9,14 +9,17 @@ What counts as a mention:
 - else a span of whole words whose first or second word holds an upper-case letter or a digit, and that is a known name
   in this very case, or in another case where NER found the same span; or a surface that the page linked before, or the
   page's own title;
+- the surname of a person whom the page linked before by full name, or is about, where NER calls it a person; also where
+  it does not, if the knowledge base knows both the person as one and no other entity of this name, and it is no common
+  word;
 - not one that is a number, a single letter, or on the list of excluded names; a single common word of the language
   ("Union") counts only in capitals ("IT", "US"), and what the page linked before only if it is no function word; either
   may follow function words ("the First", "in 1965");
 - not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
   function words aside ("New York Times" is no place, but "The French" may be);
 - where NER runs, a name that does not stand alone and that NER did not find there counts only where no word beside it
-  could belong to a longer name ("Ford Hall Forum", "J. Ford"), or for an entity that the page links or is about, or
-  that NER found in the passage.
+  could belong to a longer name ("Ford Hall Forum", "J. Ford") and it is no such surname, or for an entity that the page
+  links or is about, or that NER found in the passage.
 
 Spans from NER are compared after trimming white space and quotes; without a leading article or a possessive ending
 where the longer span is no known name in its own case.
@@ -35,7 +38,7 @@ from dataclasses import dataclass
 from data_tools.common_words import FUNCTION_WORDS
 from data_tools.documents import Passage
 from data_tools.known_names import known_names, whole_words
-from data_tools.linking import NO_ENTITY, Linker, PageContext
+from data_tools.linking import NO_ENTITY, Linker, PageContext, Place
 from data_tools.name_looks import DEFAULT_RULES, MentionRules, counts_as_name, is_by_itself, stands_alone
 
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
@@ -46,9 +49,10 @@ _POSSESSIVE = re.compile(r"(?:['’]s|(?<=s)['’])$")
 
 @dataclass(frozen=True, slots=True)
 class Possible:
-    """A span that could be a mention; `source`: link, page (linked before, own title) or name; `exact`: in this case.
+    """A span that could be a mention; `exact`: it is a name in this case.
 
-    `entity` is NO_ENTITY where the linker abstains.
+    source: link, page (linked before, own title), name, or surname, which counts only where NER calls it a person.
+    entity: NO_ENTITY where the linker abstains.
     """
 
     start: int
@@ -81,7 +85,8 @@ class Mention:
 def possible_mentions(
     passage: Passage, linker: Linker, page: PageContext, rules: MentionRules = DEFAULT_RULES
 ) -> list[Possible]:
-    """All candidates of `passage` in order of their start; at most one a span, and none that overlaps a link."""
+    """All candidates of `passage` in order of their start; none overlaps a link, and a span has at most one beside a
+    surname."""
     text = passage.text
     found: dict[tuple[int, int], Possible] = {}
     linked = bytearray(len(text))
@@ -102,21 +107,39 @@ def possible_mentions(
         entry = linker.name(surface)
         if entry.entities:
             found[start, end] = Possible(start, end, "name", linker.surface(surface, page), entry.exact)
-    return _longest(text, found.values())
+    surnames: list[Possible] = []
+    for form, surname in page.surnames.items():
+        if form in rules.excluded:
+            continue
+        sure = surname.sure and counts_as_name(form, rules.common)
+        for start, end in _occurrences(passage, form, surname.since):
+            before = found.get((start, end))
+            if linked.find(1, start, end) >= 0 or (before and before.source == "page"):
+                continue
+            if sure:
+                found[start, end] = Possible(start, end, "page", surname.entity)
+            else:
+                surnames.append(Possible(start, end, "surname", surname.entity))
+    return _longest(text, [*found.values(), *surnames])
 
 
 def _page_surfaces(passage: Passage, page: PageContext) -> Iterator[tuple[int, int, int]]:
     """(start, end, entity) of what the page linked before, or of its own title."""
-    text = passage.text
     for surface, (entity, since) in page.surfaces.items():
-        place = text.find(surface)
-        if place < 0 or not counts_as_name(surface, FUNCTION_WORDS):
-            continue
-        while place >= 0:
-            end = place + len(surface)
-            if since < (passage.chunk, place) and whole_words(text, place, end):
-                yield place, end, entity
-            place = text.find(surface, place + 1)
+        if surface in passage.text and counts_as_name(surface, FUNCTION_WORDS):
+            for start, end in _occurrences(passage, surface, since):
+                yield start, end, entity
+
+
+def _occurrences(passage: Passage, surface: str, since: Place) -> Iterator[tuple[int, int]]:
+    """Where `surface` stands as whole words after a place on the page."""
+    text = passage.text
+    start = text.find(surface)
+    while start >= 0:
+        end = start + len(surface)
+        if since < (passage.chunk, start) and whole_words(text, start, end):
+            yield start, end
+        start = text.find(surface, start + 1)
 
 
 def _longest(text: str, candidates: Iterable[Possible]) -> list[Possible]:
@@ -126,9 +149,13 @@ def _longest(text: str, candidates: Iterable[Possible]) -> list[Possible]:
     for candidate in sorted(candidates, key=lambda possible: (possible.start, -possible.end)):
         if candidate.end > reach or candidate.source == "link":
             kept.append(candidate)
-            if candidate.source != "name" or (candidate.exact and stands_alone(text[candidate.start : candidate.end])):
+            if candidate.source in ("link", "page") or (candidate.source == "name" and _settled(text, candidate)):
                 reach = max(reach, candidate.end)
     return kept
+
+
+def _settled(text: str, candidate: Possible) -> bool:
+    return candidate.exact and stands_alone(text[candidate.start : candidate.end])
 
 
 def select_mentions(
@@ -143,37 +170,42 @@ def select_mentions(
     spans: what NER found; None: it did not run.
     """
     text = passage.text
-    at = {(candidate.start, candidate.end): candidate for candidate in possible}
+    at = {(candidate.start, candidate.end): candidate for candidate in possible if candidate.source != "surname"}
+    surnames = {(candidate.start, candidate.end): candidate for candidate in possible if candidate.source == "surname"}
+    of_persons = {**at, **surnames}  # what a span is that NER calls a person
     labels: dict[tuple[int, int], str] = {}
-    confirmed: set[tuple[int, int]] = set()
+    confirmed: dict[tuple[int, int], int] = {}  # span -> entity
     # (rank, -length, second rank, start, end, source, entity)
     ranked: list[tuple[int, int, int, int, int, str, int]] = []
     for span in spans or ():
         places = list(_places(text, span))
-        known = [place for place in places if place in at]
-        place = next((place for place in known if at[place].exact), known[0] if known else None)
+        choice = of_persons if span.label == "PERSON" else at
+        known = [place for place in places if place in choice]
+        place = next((place for place in known if choice[place].exact), known[0] if known else None)
         for alternative in places:
             labels.setdefault(alternative, span.label)
         if span.label in VALUE_LABELS or place is None:
             counts["ner: date, number or quantity" if span.label in VALUE_LABELS else "ner: no known name"] += 1
             start, end = places[0] if places else (span.start, span.end)
             ranked.append((1, start - end, 0, start, end, "ner", NO_ENTITY))
-        elif at[place].source != "link":
-            confirmed.add(place)
+        elif choice[place].source != "link":
+            confirmed[place] = choice[place].entity
             start, end = place
-            ranked.append((1, start - end, 0, start, end, "ner", at[place].entity))
-    supported = {page.own, *page.linked, *(at[place].entity for place in confirmed)}
+            ranked.append((1, start - end, 0, start, end, "ner", choice[place].entity))
+    supported = {page.own, *page.linked, *confirmed.values()}
     for candidate in possible:
         start, end = candidate.start, candidate.end
         if candidate.source == "link":
             ranked.append((0, start - end, 0, start, end, "link", candidate.entity))
         elif (start, end) in confirmed or not candidate.exact:
             continue
+        elif candidate.source == "surname":
+            counts["surname: not called a person"] += 1
         elif (
             spans is None
             or candidate.entity in supported
             or stands_alone(text[start:end])
-            or is_by_itself(text, start, end)
+            or (is_by_itself(text, start, end) and (start, end) not in surnames)
         ):
             ranked.append((1, start - end, 1, start, end, "name", candidate.entity))
         else:
