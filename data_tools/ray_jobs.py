@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -42,7 +43,10 @@ PAUSE_SECONDS = 0.5  # of a worker before the second attempt after an I/O error;
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARED_MEMORY = Path("/dev/shm")
 MINIMAL_STORE = 80 * 2**20
+TEMPORARY = Path("/tmp")  # short: the paths of Ray's sockets below its folder may have 107 characters
+TEMPORARY_BYTES = 300 * 2**20  # Ray's logs, and little else: tasks and answers are small
 _PREFIX = "erica-ray-"
+_WITHOUT = "ray.disabled=true does without Ray"
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,11 @@ def _private(config: RayConfig) -> Iterator[None]:
     if ray.is_initialized():
         raise UserError("this process already runs on a Ray; end it, or give its address as ray.address")
     _remove_leftovers()
-    # Short: the paths of Ray's sockets below it may have 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-{os.getpid()}-", dir="/tmp"))
+    store, slow = _object_store(config)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-{os.getpid()}-", dir=TEMPORARY))
+    except OSError as error:
+        raise UserError(f"a local Ray cannot write into {TEMPORARY}: {error.strerror}; {_WITHOUT}") from error
     (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")  # keeps Ray from asking cloud hosts
     variables = {
         "HOME": str(folder),
@@ -114,7 +121,6 @@ def _private(config: RayConfig) -> Iterator[None]:
     }
     try:
         with _environment(variables):
-            store, slow = _object_store(config)
             if slow:
                 os.environ["RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"] = "1"
             try:
@@ -132,7 +138,7 @@ def _private(config: RayConfig) -> Iterator[None]:
                         _node_ip_address=LOOPBACK,
                     )
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise UserError(f"a local Ray cannot be started ({error}); ray.disabled=true does without") from error
+                raise UserError(f"a local Ray cannot be started ({error}); {_WITHOUT}") from error
         yield
     finally:
         ray.shutdown()
@@ -150,15 +156,33 @@ def _slots(config: RayConfig) -> int:
 
 
 def _object_store(config: RayConfig) -> tuple[int, bool]:
-    """Bytes of the object store, at most half of the free shared memory, and whether it must lie on the disk."""
+    """Bytes of the object store, at most half of the free shared memory, and whether it must lie on the disk.
+
+    Raises:
+        UserError: the disk has too little room for what Ray writes there.
+    """
     wanted = max(config.object_store_mb * 2**20, MINIMAL_STORE)
-    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    return (wanted, True) if free < 2 * MINIMAL_STORE else (min(wanted, free // 2), False)
+    memory = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    slow = memory < 2 * MINIMAL_STORE
+    store = wanted if slow else min(wanted, memory // 2)
+    disk = shutil.disk_usage(TEMPORARY).free
+    needed = TEMPORARY_BYTES + (store if slow else 0)
+    numbers = f"{SHARED_MEMORY} has {memory // 2**20:,} MB free and {TEMPORARY} {disk // 2**20:,} MB"
+    if disk < needed:
+        why = f" ({SHARED_MEMORY} is too small for its object store)" if slow else ""
+        raise UserError(
+            f"{numbers}; a local Ray needs {needed // 2**20:,} MB in {TEMPORARY}{why}: make room, or {_WITHOUT}"
+        )
+    if store < wanted or slow:
+        place = f"{TEMPORARY}, which is slower" if slow else SHARED_MEMORY
+        text = f"ray: {numbers}: {store // 2**20:,} MB of object store (wanted: {wanted // 2**20:,}) in {place}"
+        print(text, file=sys.stderr, flush=True)
+    return store, slow
 
 
 def _remove_leftovers() -> None:
     """Folders of Rays of this user whose process was killed."""
-    for folder in Path("/tmp").glob(f"{_PREFIX}{os.getuid()}-*"):
+    for folder in TEMPORARY.glob(f"{_PREFIX}{os.getuid()}-*"):
         process = folder.name.split("-")[3]
         if process.isdigit() and not Path(f"/proc/{process}").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -143,7 +143,8 @@ def test_a_killed_command_goes_on_where_it_was(world: Path) -> None:
                     lambda goal=goal, parent=command_process: finished_units(out) >= goal and busy_workers(parent),
                     process,
                 )
-                children = command_process.children(recursive=True)
+                # Ray's idle agents outlive a killed command by a minute, what works or writes does not
+                children = [one for one in command_process.children(recursive=True) if "Agent" not in one.name()]
                 os.kill(process.pid, number)
                 output, _ = process.communicate(timeout=PATIENCE)
             finally:

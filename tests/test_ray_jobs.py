@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -130,3 +131,36 @@ def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: 
 def test_an_address_without_a_cluster_is_refused() -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.9:1"), local_or_remote(RayConfig(address="127.0.0.9:1")):
         pass
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "disk_mb", "store", "said"),
+    [
+        (24_000, 5_000, (200, False), ""),
+        (300, 5_000, (150, False), "/dev/shm has 300 MB free and /tmp 5,000 MB: 150 MB of object store (wanted: 200)"),
+        (64, 5_000, (200, True), "/dev/shm has 64 MB free and /tmp 5,000 MB: 200 MB of object store (wanted: 200) in"),
+        (64, 400, None, r"/dev/shm has 64 MB free and /tmp 400 MB; a local Ray needs 500 MB in /tmp \(/dev/shm is too"),
+        (24_000, 200, None, "/tmp 200 MB; a local Ray needs 300 MB in /tmp: make room, or ray.disabled=true"),
+    ],
+)
+def test_small_shared_memory_and_a_full_disk_are_said_with_numbers(
+    memory_mb: int,
+    disk_mb: int,
+    store: tuple[int, bool] | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    free = {Path("/dev/shm"): memory_mb * 2**20, Path("/tmp"): disk_mb * 2**20}
+    monkeypatch.setattr(ray_jobs.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    before = set(Path("/tmp").glob("erica-ray-*"))
+    if store is None:
+        with pytest.raises(UserError, match=said), local_or_remote(RayConfig(workers=1)):
+            pass
+        assert set(Path("/tmp").glob("erica-ray-*")) <= before
+        return
+    size, slow = ray_jobs._object_store(RayConfig(workers=1))
+    assert (size // 2**20, slow) == store
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert bool(printed) == bool(said)
