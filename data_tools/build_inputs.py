@@ -98,7 +98,7 @@ def check(job: CorpusJob) -> Inputs:
     }
     settings["leakage"] = leakage_settings(job.leakage)
     del settings["ner"]["decoder"]  # either gives the same entities
-    settings["mentions"] = tools.rules.identity()
+    settings["mentions"] = tools.rules.identity() | {"keep doubtful": job.mentions.keep_doubtful}
     kb = tools.kb.fingerprint
     tokenizer = tokenizer_fingerprint(tools.count.tokenizer) if isinstance(tools.count, PieceCounter) else ""
     ner = tools.recognise.identity() if tools.recognise else {"enabled": False, "corpus": "links and names only"}

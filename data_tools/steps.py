@@ -168,8 +168,9 @@ def documents_of(
         passage = candidate.passage
         of_mentions: Counter[str] = Counter()
         of_labels: Counter[str] = Counter()
-        chosen = select_mentions(passage, candidate.possible, candidate.context, spans, of_mentions)
-        mentions = tools.doubts.without(passage.text, passage.title, chosen, candidate.context, of_mentions)
+        mentions = select_mentions(passage, candidate.possible, candidate.context, spans, of_mentions)
+        if not tools.job.mentions.keep_doubtful:
+            mentions = tools.doubts.without(passage.text, passage.title, mentions, candidate.context, of_mentions)
         labelled = label(
             passage.text, mentions, tools.kb, tools.job.labelling, tools.excluded, tools.leakage.pairs, of_labels
         )

@@ -247,6 +247,9 @@ _EXCLUDED_NAMES = [
 class MentionConfig:
     excluded_names: list[str] = field(default_factory=_EXCLUDED_NAMES.copy)  # count only where they are linked
     common_words: str = ""  # file of the language's common words, one a line; "": the packaged English ones
+    keep_doubtful: bool = (
+        False  # keep names that most likely mean another ("German" troops are no language): more labels
+    )
 
 
 @dataclass
