@@ -4,19 +4,20 @@ In: the units' indices in the order of the input. Out: document shards, text sha
 documents, and of equal pages, the first in the input stays (`filters.duplicates`). A document's key is `page * 10,000 +
 chunk` with pages counted over the whole input; a text's key is `page * 10,000`. Documents are spread over the shards by
 a seeded permutation, so that neighbours in the input are none in a shard; texts stay in order. Sizes of shards differ
-by one at most. Only places are held in memory; lines are read from the units' files as they are written.
+by one at most. Only places are held in memory, 32 bytes a line; the lines are read from the units' files as they are
+written.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -42,12 +43,37 @@ class Place:
     size: int
 
 
+@dataclass(frozen=True)
+class Places:
+    """Many places, as numbers: int64[n, 4], a row each."""
+
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, places: Iterable[Place]) -> Places:
+        rows = [(place.key, place.unit, place.offset, place.size) for place in places]
+        return cls(np.array(rows, np.int64).reshape(-1, 4))
+
+    @property
+    def units(self) -> NDArray[np.int64]:
+        return self.rows[:, 1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Place]:
+        return (Place(*row.tolist()) for row in self.rows)
+
+    def __getitem__(self, chosen: slice | NDArray[Any]) -> Places:
+        return Places(self.rows[chosen])
+
+
 @dataclass
 class Gathered:
     """All that is kept, in the order of the input, and the counts of all units together."""
 
-    documents: list[Place]
-    texts: list[Place]
+    documents: Places
+    texts: Places
     counts: dict[str, Counter[str]]
 
 
@@ -56,37 +82,38 @@ def gather(indices: Iterable[dict[str, Any]], filters: FilterConfig, sketches: S
 
     sketches: the file of each unit; read where near duplicates are to be dropped.
     """
-    gathered = Gathered([], [], {})
-    rows = array("i")  # of each document, its row among the sketches of its unit
+    counts: dict[str, Counter[str]] = {}
+    documents, texts = array("q"), array("q")  # of each line the four numbers of its place
+    lines = array("i")  # of each document, its row among the sketches of its unit
     of_documents, of_texts = bytearray(), bytearray()
     dropped: Counter[str] = Counter()
     first_page = 0
     for unit, index in enumerate(indices):
         for stage, of_stage in index["counts"].items():
-            gathered.counts.setdefault(stage, Counter()).update(of_stage)
-        for row, (page, chunk, content, offset, size) in enumerate(index["documents"]):
+            counts.setdefault(stage, Counter()).update(of_stage)
+        for line, (page, chunk, content, offset, size) in enumerate(index["documents"]):
             if chunk >= CHUNKS_OF_PAGE:
                 dropped["dropped: page of too many passages"] += 1
             else:
-                key = (first_page + page) * CHUNKS_OF_PAGE + chunk
-                gathered.documents.append(Place(key, unit, offset, size))
+                documents.extend(((first_page + page) * CHUNKS_OF_PAGE + chunk, unit, offset, size))
                 of_documents += bytes.fromhex(content)
-                rows.append(row)
+                lines.append(line)
         for page, content, offset, size in index["texts"]:
-            gathered.texts.append(Place((first_page + page) * CHUNKS_OF_PAGE, unit, offset, size))
+            texts.extend(((first_page + page) * CHUNKS_OF_PAGE, unit, offset, size))
             of_texts += bytes.fromhex(content)
         first_page += index["pages"]
+    gathered = Gathered(_places(documents), _places(texts), counts)
     if filters.duplicates != "keep":
         kept = first_of_equal(of_documents)
-        gathered.documents = list(compress(gathered.documents, kept))
+        gathered.documents = gathered.documents[kept]
         dropped["dropped: duplicates"] = int((~kept).sum())
         new = first_of_equal(of_texts)
-        gathered.texts = list(compress(gathered.texts, new))
+        gathered.texts = gathered.texts[new]
         dropped["text pages dropped: duplicates"] = int((~new).sum())
         if filters.duplicates == "near":
-            found = _sketches(gathered.documents, np.asarray(rows, np.int32)[kept], sketches)
+            found = _sketches(gathered.documents, np.asarray(lines, np.int32)[kept], sketches)
             kept = first_of_similar(found, filters.near_similarity)
-            gathered.documents = list(compress(gathered.documents, kept))
+            gathered.documents = gathered.documents[kept]
             dropped["dropped: near duplicates"] = int((~kept).sum())
     gathered.counts["documents"] = Counter(kept=len(gathered.documents), **+dropped)
     gathered.counts["documents"]["text pages kept"] = len(gathered.texts)
@@ -103,31 +130,34 @@ def first_of_equal(digests: bytes | bytearray) -> NDArray[np.bool_]:
     return first
 
 
-def _sketches(places: Sequence[Place], rows: NDArray[np.int32], files: Sequence[Path]) -> NDArray[np.uint8]:
+def _places(numbers: array[int]) -> Places:
+    return Places(np.asarray(numbers).reshape(-1, 4))
+
+
+def _sketches(places: Places, rows: NDArray[np.int32], files: Sequence[Path]) -> NDArray[np.uint8]:
     """The sketch of each place, whose row in the file of its unit is given."""
     found = np.zeros((len(places), SKETCH), np.uint8)
-    first = 0
-    for unit, of_unit in groupby(places, key=lambda place: place.unit):
-        last = first + sum(1 for _ in of_unit)
+    borders = [0, *(np.flatnonzero(np.diff(places.units)) + 1).tolist(), len(places)]
+    for first, last in itertools.pairwise(borders if len(places) else []):
+        file = files[places.units[first]]
         try:
-            found[first:last] = read_sketches(files[unit])[rows[first:last]]
+            found[first:last] = read_sketches(file)[rows[first:last]]
         except (IndexError, ValueError) as error:
-            raise UserError(f"{files[unit]} is damaged ({error}); remove it and run again") from error
-        first = last
+            raise UserError(f"{file} is damaged ({error}); remove it and run again") from error
     return found
 
 
-def spread(places: Sequence[Place], seed: int) -> list[Place]:
+def spread(places: Places, seed: int) -> Places:
     """`places` in an order that is a function of their number and the seed."""
     key = int.from_bytes(hashlib.blake2b(f"shard order {seed}".encode(), digest_size=16).digest(), "little")
     order = np.random.Generator(np.random.Philox(key=key)).permutation(len(places))
-    return [places[position] for position in order.tolist()]
+    return places[order]
 
 
 def write_shards(
     folder: Path,
     name: Literal["documents", "text"],
-    places: Sequence[Place],
+    places: Places,
     files: Sequence[Path],
     per_shard: int,
     statistics: Statistics | None = None,

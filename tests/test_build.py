@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.assembly import Place, gather, spread
+from data_tools.assembly import Place, Places, gather, spread
 from data_tools.build import build_corpus
 from data_tools.kb import KnowledgeBase
 from data_tools.ner import load_recogniser
@@ -94,8 +95,8 @@ def test_duplicates_keep_the_first_and_keys_are_of_the_input() -> None:
         index(2, [[0, 0, b, 0, 6], [1, 10_000, c, 6, 1], [1, 2, d, 7, 1]], [[1, one, 8, 2]]),
     ]
     gathered = gather(indices, FilterConfig(duplicates="exact"))
-    assert gathered.documents == [Place(0, 0, 0, 5), Place(20_001, 0, 5, 6), Place(40_002, 1, 7, 1)]
-    assert gathered.texts == [Place(0, 0, 11, 2)]
+    assert list(gathered.documents) == [Place(0, 0, 0, 5), Place(20_001, 0, 5, 6), Place(40_002, 1, 7, 1)]
+    assert list(gathered.texts) == [Place(0, 0, 11, 2)]
     assert gathered.counts["documents"] == {
         "kept": 3,
         "dropped: duplicates": 1,
@@ -115,10 +116,11 @@ def test_duplicates_keep_the_first_and_keys_are_of_the_input() -> None:
 
 
 def test_spreading_is_a_permutation_by_seed() -> None:
-    places = [Place(key, 0, 0, 0) for key in range(100)]
-    assert sorted(place.key for place in spread(places, 1)) == list(range(100))
-    assert spread(places, 1) == spread(places, 1) != spread(places, 2)
-    assert sum(abs(a.key - b.key) == 1 for a, b in zip(spread(places, 1), spread(places, 1)[1:], strict=False)) < 10
+    places = Places.of(Place(key, 0, 0, 0) for key in range(100))
+    first, again, other = (list(spread(places, seed)) for seed in (1, 1, 2))
+    assert sorted(place.key for place in first) == list(range(100))
+    assert first == again != other
+    assert sum(abs(a.key - b.key) == 1 for a, b in itertools.pairwise(first)) < 10
 
 
 def test_leaked_pages_and_facts_are_left_out_and_counted(world: Path) -> None:
