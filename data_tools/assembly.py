@@ -4,8 +4,8 @@ In: the units' indices in the order of the input. Out: document shards, text sha
 documents, and of equal pages, the first in the input stays (`filters.duplicates`). A document's key is `page * 10,000 +
 chunk` with pages counted over the whole input; a text's key is `page * 10,000`. Documents are spread over the shards by
 a seeded permutation, so that neighbours in the input are none in a shard; texts stay in order. Sizes of shards differ
-by one at most. Only places are held in memory, 32 bytes a line; the lines are read from the units' files as they are
-written.
+by one at most. Only places are held in memory, 32 bytes a line; the lines are copied from the units' files, which hold
+them as the shards do.
 """
 
 from __future__ import annotations
@@ -171,9 +171,7 @@ def write_shards(
     with _Lines(files) as lines:
         for number in range(shards):
             part = places[borders[number] : borders[number + 1]]
-            samples: Iterator[tuple[int, dict[str, Any]]] = ((place.key, lines.read(place)) for place in part)
-            if statistics is not None:
-                samples = statistics.watch(samples)
+            samples = ((place.key, lines.read(place, statistics)) for place in part)
             yield write_documents(folder / f"{name}-{number:05d}.tar", samples, kind=name)
 
 
@@ -184,18 +182,16 @@ class Statistics:
     counts: Counter[str]
     relations: Counter[str]
 
-    def watch(self, samples: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for key, document in samples:
-            self.counts["words"] += len(document["text"].split())
-            self.counts["entities"] += len(document["entities"])
-            self.counts["labels"] += len(document["relations"])
-            self.counts["labelled pairs"] += len({(head, tail) for head, tail, _ in document["relations"]})
-            self.counts["barred pairs"] += len(document.get("barred", ()))
-            self.relations.update(relation for _, _, relation in document["relations"])
-            for entity in document["entities"]:
-                self.counts["mentions"] += len(entity["mentions"])
-                self.counts.update(f"mentions: {source}" for _, _, source in entity["mentions"])
-            yield key, document
+    def add(self, document: dict[str, Any]) -> None:
+        self.counts["words"] += len(document["text"].split())
+        self.counts["entities"] += len(document["entities"])
+        self.counts["labels"] += len(document["relations"])
+        self.counts["labelled pairs"] += len({(head, tail) for head, tail, _ in document["relations"]})
+        self.counts["barred pairs"] += len(document.get("barred", ()))
+        self.relations.update(relation for _, _, relation in document["relations"])
+        for entity in document["entities"]:
+            self.counts["mentions"] += len(entity["mentions"])
+            self.counts.update(f"mentions: {source}" for _, _, source in entity["mentions"])
 
 
 class _Lines:
@@ -208,7 +204,8 @@ class _Lines:
     def __enter__(self) -> _Lines:
         return self
 
-    def read(self, place: Place) -> dict[str, Any]:
+    def read(self, place: Place, statistics: Statistics | None) -> bytes:
+        """The line without its end; `statistics` is told of it."""
         file = self._open.get(place.unit)
         path = self._files[place.unit]
         try:
@@ -218,10 +215,14 @@ class _Lines:
                 file = self._open[place.unit] = path.open("rb", buffering=0)
             self._open.move_to_end(place.unit)
             file.seek(place.offset)
-            sample: dict[str, Any] = json.loads(file.read(place.size))
+            line = file.read(place.size)
+            if len(line) < place.size or line[:1] != b"{" or line[-2:] != b"}\n":
+                raise ValueError("no JSON object on a line of its own")
+            if statistics is not None:
+                statistics.add(json.loads(line))
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged at byte {place.offset} ({error}); remove it and run again") from error
-        return sample
+        return line[:-1]
 
     def __exit__(self, *_: object) -> None:
         for file in self._open.values():

@@ -172,26 +172,26 @@ def test_a_disk_that_fills_up_ends_the_build_and_keeps_what_is_done(
     """In the units, then in the shards; each time with one message, and the next build goes on."""
     out = world / "full"
     fsync = os.fsync
-    written: list[int] = []
 
-    def filling(limit: int) -> Callable[[int], None]:
+    def full_at(name: str, number: int) -> Callable[[int], None]:
+        """No room for the `number`th file whose path holds `name`."""
+        met: list[int] = []
+
         def sync(file: int) -> None:
-            written.append(file)
-            if len(written) > limit:
+            met.extend([file] * (name in os.readlink(f"/proc/self/fd/{file}")))
+            if len(met) >= number:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fsync(file)
 
         return sync
 
-    monkeypatch.setattr(tarfiles.os, "fsync", filling(20))
+    monkeypatch.setattr(tarfiles.os, "fsync", full_at(".jsonl", 4))
     with pytest.raises(UserError, match=r"(?s)cannot write .*No space left on device.*make room") as caught:
         build_corpus(corpus_job(world, "full"))
     assert "units failed" not in str(caught.value)
-    done = len(list((out / ".build" / "units").glob("*.json")))
-    assert 1 <= done < UNITS
-    written.clear()
-    monkeypatch.setattr(tarfiles.os, "fsync", filling(4 * (UNITS - done) + 6))
-    with pytest.raises(UserError, match=r"cannot write .*documents-0000\d\.tar: No space left on device"):
+    assert len(list((out / ".build" / "units").glob("*.json"))) == 3
+    monkeypatch.setattr(tarfiles.os, "fsync", full_at("/.documents-", 2))
+    with pytest.raises(UserError, match=r"cannot write .*documents-00001\.tar: No space left on device"):
         build_corpus(corpus_job(world, "full"))
     assert len(list((out / ".build" / "units").glob("*.json"))) == UNITS
     assert not (out / "manifest.json").exists()

@@ -17,9 +17,11 @@ KEY_DIGITS = 12
 
 
 def write_documents(
-    path: str | Path, samples: Iterable[tuple[int, dict[str, Any]]], kind: Literal["documents", "text"] = "documents"
+    path: str | Path,
+    samples: Iterable[tuple[int, dict[str, Any] | bytes]],
+    kind: Literal["documents", "text"] = "documents",
 ) -> dict[str, Any]:
-    """Write one shard and give its record: file, kind, samples, bytes, sha256.
+    """Write one shard and give its record: file, kind, samples, bytes, sha256. Samples as bytes are JSON already.
 
     Raises:
         ValueError: a key twice, a key of more than 12 digits, or no sample at all (there are no empty shards).
@@ -31,8 +33,9 @@ def write_documents(
             if key in seen or not 0 <= key < 10**KEY_DIGITS:
                 raise ValueError(f"{path}: key {key} {'occurs twice' if key in seen else 'is out of range'}")
             seen.add(key)
-            text = json.dumps(sample, ensure_ascii=False, separators=(",", ":"))
-            tar.write(f"{key:0{KEY_DIGITS}d}.json", text.encode())
+            if not isinstance(sample, bytes):
+                sample = json.dumps(sample, ensure_ascii=False, separators=(",", ":")).encode()
+            tar.write(f"{key:0{KEY_DIGITS}d}.json", sample)
         if not seen:
             raise ValueError(f"{path}: no samples to write")
     return {
