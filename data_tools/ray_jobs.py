@@ -230,7 +230,7 @@ def run_units(
     """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave.
 
     Raises:
-        UserError: a disk is full, or no node of the cluster is left.
+        UserError: a disk is full, Ray has died on this machine, or no node of the cluster is left.
     """
     if slots:
         yield from _on_ray(function, tasks, slots, retries)
@@ -273,7 +273,7 @@ def _on_ray(
     function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import LocalRayletDiedError, RayError
 
     # Retries are counted here: Ray's own would restart tasks killed for memory without end.
     remote: Any = ray.remote(max_retries=0, max_calls=TASKS_PER_WORKER, num_cpus=1)(_attempt)
@@ -287,11 +287,14 @@ def _on_ray(
             return
         ready = ray.wait(list(running), num_returns=1, timeout=LOOK_SECONDS)[0]
         if not ready and not ray.cluster_resources().get("CPU"):
-            raise UserError("no Ray node is left; what is finished is kept: start Ray again and run the same command")
+            raise UserError("no Ray node is left; what is finished is kept: start Ray and run the same command again")
         for reference in ready:
             task, attempt = running.pop(reference)
             try:
                 value = ray.get(reference)
+            except LocalRayletDiedError as error:
+                text = "Ray has died on this machine, killed or out of memory; what is finished is kept"
+                raise UserError(f"{text}: run the same command again") from error
             except RayError as error:
                 value = _Failure(f"its worker died {attempt} times; the last time: {error}", io=True, disk_full=False)
             if _again(value, attempt, retries):

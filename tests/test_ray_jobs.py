@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -42,6 +44,9 @@ def perform(step: Step) -> int:
         raise OSError(errno.EIO, "the file system is away")
     if step.action == "full":
         raise UserError("cannot write step") from OSError(errno.ENOSPC, "full")
+    if step.action == "kill ray":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
     return step.number**2
 
 
@@ -87,7 +92,6 @@ def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.9:6379")
     monkeypatch.setenv("HOME", str(tmp_path))
     environment = dict(os.environ)
-    before = set(Path("/tmp").glob("erica-ray-*"))
     actions = {3: "die once", 5: "raise", 7: "die", 8: "die once", 9: "io once"}
     folder = tmp_path / "attempts"
     folder.mkdir()
@@ -122,9 +126,48 @@ def test_deaths_are_retried_and_exceptions_are_not(tmp_path: Path, monkeypatch: 
     assert "died 3 times" in finished[7].error
     # nothing left: processes, folder, environment, files in the home
     assert private_rays() == []
-    assert set(Path("/tmp").glob("erica-ray-*")) <= before
+    assert list(Path("/tmp").glob(f"erica-ray-{os.getuid()}-{os.getpid()}-*")) == []
     assert dict(os.environ) == environment
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts"]
+
+
+@pytest.mark.ray
+def test_a_ray_that_dies_ends_everything_with_one_message(tmp_path: Path) -> None:
+    steps = [Step(1, "", str(tmp_path)), Step(2, "kill ray", str(tmp_path)), Step(3, "", str(tmp_path))]
+    answers = []
+    with local_or_remote(RayConfig(workers=1, object_store_mb=90)) as slots:
+        finished = run_units(perform, steps, slots, retries=3)
+        answers.append(next(finished).value)
+        with pytest.raises(UserError, match=r"Ray has died on this machine.*run the same command again"):
+            next(finished)
+    assert answers == [1]
+    assert private_rays() == []
+
+
+class NoNodes(ModuleType):
+    """A Ray whose tasks wait for ever, since no node is there."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+
+    def remote(self, *_: object, **__: object) -> Any:
+        task = SimpleNamespace(options=lambda **_: task, remote=lambda *_: object())
+        return lambda _: task
+
+    def wait(self, references: list[object], **_: object) -> tuple[list[object], list[object]]:
+        return [], references
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"memory": 1.0}
+
+
+def test_a_cluster_without_nodes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.exceptions
+
+    assert ray.exceptions
+    monkeypatch.setitem(sys.modules, "ray", NoNodes())
+    with pytest.raises(UserError, match="no Ray node is left"):
+        list(run_units(perform, [Step(1, "", str(tmp_path))], 2, retries=1))
 
 
 @pytest.mark.ray
@@ -153,11 +196,10 @@ def test_small_shared_memory_and_a_full_disk_are_said_with_numbers(
 ) -> None:
     free = {Path("/dev/shm"): memory_mb * 2**20, Path("/tmp"): disk_mb * 2**20}
     monkeypatch.setattr(ray_jobs.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
-    before = set(Path("/tmp").glob("erica-ray-*"))
     if store is None:
         with pytest.raises(UserError, match=said), local_or_remote(RayConfig(workers=1)):
             pass
-        assert set(Path("/tmp").glob("erica-ray-*")) <= before
+        assert list(Path("/tmp").glob(f"erica-ray-{os.getuid()}-{os.getpid()}-*")) == []
         return
     size, slow = ray_jobs._object_store(RayConfig(workers=1))
     assert (size // 2**20, slow) == store
