@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from data_tools.pages import Page
-from data_tools.steps import documents_of, load_tools
+from data_tools.steps import Document, documents_of, load_tools
 from data_tools.wikidata.builder import build_kb
 from data_tools.wikipedia.survey import read_source
 from erica_dist.config import CorpusJob, FilterConfig, KnowledgeBaseJob, NerConfig, RayConfig
@@ -99,3 +99,28 @@ def test_without_ner_it_is_another_corpus(world: Path, pages: list[tuple[int, Pa
     for one in documents_of(pages, capped, defaultdict(Counter)):
         relations = Counter(relation for _, _, relation in one.content["relations"])
         assert max(relations.values()) <= 2
+
+
+def test_doubtful_names_are_left_out_unless_they_are_kept(world: Path, pages: list[tuple[int, Page]]) -> None:
+    job = CorpusJob(
+        inputs=[str(world / "wiki_00")],
+        kb=str(world / "kb"),
+        tokenizer=str(world / "tokenizer"),
+        out=str(world / "unused"),
+        filters=FilterConfig(count="words", min_tokens=90, max_tokens=400),
+    )
+    tools = load_tools(job)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    without = list(documents_of(pages, tools, counts))
+    job.mentions.keep_doubtful = True
+    kept = list(documents_of(pages, tools, defaultdict(Counter)))
+    languages = {"Spanish", "French", "English", "German", "Russian"}
+
+    def peoples(documents: list[Document]) -> int:
+        """Languages that NER calls a people."""
+        entities = [entity for one in documents for entity in one.content["entities"]]
+        return sum(entity["type"] == "NORP" and entity["name"] in languages for entity in entities)
+
+    assert counts["mentions"]["in doubt: a people, not its language"] > 0
+    assert peoples(kept) > peoples(without) == 0
+    assert len(kept) >= len(without)
