@@ -9,6 +9,7 @@ load (`tools`) is in the name of every unit's result.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,6 @@ def check(job: CorpusJob) -> Inputs:
     filters, labelling = job.filters, job.labelling
     for key, value, least in (
         ("filters.max_tokens", filters.max_tokens, max(filters.min_tokens, 8)),
-        ("filters.max_tokens", filters.max_tokens, job.passage_tokens),
         ("documents_per_shard", job.documents_per_shard, 1),
         ("pages_per_task", job.pages_per_task, 1),
         ("labelling.max_entities", labelling.max_entities or filters.min_entities, filters.min_entities),
@@ -74,7 +74,29 @@ def check(job: CorpusJob) -> Inputs:
     ):
         if value < least:
             raise UserError(f"{key}={value} leaves no document; it must be at least {least}")
-    for key, share in (("max_failed_share", job.max_failed_share), ("max_empty_share", job.max_empty_share)):
+    for key, number in (
+        ("filters.min_tokens", filters.min_tokens),
+        ("filters.min_entities", filters.min_entities),
+        ("filters.min_pairs", filters.min_pairs),
+        ("passage_tokens", job.passage_tokens),
+        ("labelling.max_entities", labelling.max_entities),
+        ("labelling.max_labels", labelling.max_labels),
+        ("labelling.max_per_relation", labelling.max_per_relation),
+        ("ray.retries", job.ray.retries),
+        ("ray.workers", job.ray.workers),
+    ):
+        if number < 0:
+            raise UserError(f"{key}={number} must not be negative")
+    if job.passage_tokens > filters.max_tokens:
+        raise UserError(
+            f"passage_tokens={job.passage_tokens} must not be more than filters.max_tokens={filters.max_tokens}"
+        )
+    for key, share in (
+        ("max_failed_share", job.max_failed_share),
+        ("max_empty_share", job.max_empty_share),
+        ("filters.max_mention_share", filters.max_mention_share),
+        ("linking.min_margin", job.linking.min_margin),
+    ):
         if not 0 <= share <= 1:
             raise UserError(f"{key}={share} is no share; it must be from 0 to 1")
     if not LEAST_SIMILARITY <= filters.near_similarity <= 1:
@@ -89,6 +111,13 @@ def check(job: CorpusJob) -> Inputs:
     text = sum(path.stat().st_size * UNPACKED.get(path.suffix, 1.0) for path in paths)
     check_folder(Path(job.out), NEEDED * text)
     tools = load_tools(job)
+    known = [tools.kb.relation_id(number) for number in range(tools.kb.relation_count)]
+    for relation in labelling.excluded_relations:
+        if relation not in known:
+            near = difflib.get_close_matches(relation, known, n=1, cutoff=0.0)
+            raise UserError(
+                f"labelling.excluded_relations: the knowledge base has no relation {relation!r}; did you mean {near}?"
+            )
     parts = plan(found, allow_incomplete=job.allow_incomplete)
     files, contents = describe(job.inputs, found)
     settings = {

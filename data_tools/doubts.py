@@ -5,6 +5,7 @@ a page that links it or is about it, and in a passage that names it by a link or
 in doubt
 - that NER calls a person, where it is not the whole name of the entity ("Henry" is no king in particular);
 - that is a word of the page's title, where the title looks like a person's name ("Thomas" on the page of Dylan Thomas);
+- that a hyphen joins with a capitalised word ("Mason" in "Mason-Dixon line");
 - that is two capital letters, but for four well-known ones (country codes, eras and units are names of something).
 And what NER calls a people or a nationality is no language, whoever vouches for it ("German troops").
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from data_tools.kb import KnowledgeBase
 from data_tools.linking import NO_ENTITY, PageContext
+from data_tools.name_looks import is_compound
 from data_tools.surnames import surname_forms
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Doubts:
         for mention in mentions:
             surface = text[mention.start : mention.end]
             reason = self._reason(surface, mention, mention.entity in vouched, title_words)
+            if not reason and mention.source != "link" and mention.entity not in vouched:
+                reason = "a part of a compound" if is_compound(text, mention.start, mention.end) else ""
             if reason:
                 counts[f"in doubt: {reason}"] += 1
             else:

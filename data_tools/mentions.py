@@ -15,6 +15,7 @@ What counts as a mention:
 - not one that is a number, a single letter, or on the list of excluded names; a single common word of the language
   ("Union") counts only in capitals ("IT", "US"), and what the page linked before only if it is no function word; either
   may follow function words ("the First", "in 1965");
+- not one with a leading article where the rest is a name too ("the United Kingdom" is no other than "United Kingdom");
 - not a name within a longer one that stands alone, which is one of two words or more with a capital or digit,
   function words aside ("New York Times" is no place, but "The French" may be);
 - where NER runs, a name that does not stand alone and that NER did not find there counts only where no word beside it
@@ -39,7 +40,14 @@ from data_tools.common_words import FUNCTION_WORDS
 from data_tools.documents import Passage
 from data_tools.known_names import known_names, whole_words
 from data_tools.linking import NO_ENTITY, Linker, PageContext, Place
-from data_tools.name_looks import DEFAULT_RULES, MentionRules, counts_as_name, is_by_itself, stands_alone
+from data_tools.name_looks import (
+    DEFAULT_RULES,
+    MentionRules,
+    counts_as_name,
+    is_by_itself,
+    stands_alone,
+    without_article,
+)
 
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
 _QUOTES = frozenset('"“”„«» \n')  # which NER sometimes takes for a part of a name
@@ -102,7 +110,9 @@ def possible_mentions(
         surface = text[start:end]
         if (start, end) in found or linked.find(1, start, end) >= 0:
             continue
-        if surface in rules.excluded or not counts_as_name(surface, rules.common):
+        if not counts_as_name(surface, rules.common, rules.excluded):
+            continue
+        if (rest := without_article(surface)) and linker.name(rest).exact:
             continue
         entry = linker.name(surface)
         if entry.entities:

@@ -18,7 +18,7 @@ from data_tools.ner import load_recogniser
 from data_tools.steps import documents_of, load_tools
 from data_tools.wikipedia.reader import read_unit
 from data_tools.wikipedia.survey import plan_ranges
-from erica_dist.config import CorpusJob, FilterConfig, LabellingConfig, LeakageConfig, NerConfig
+from erica_dist.config import CorpusJob, FilterConfig, LabellingConfig, LeakageConfig, LinkingConfig, NerConfig
 from erica_dist.errors import UserError
 from erica_dist.shards.documents import read_documents
 from erica_dist.shards.verify import verify
@@ -285,6 +285,13 @@ def test_refusals_come_before_the_work(world: Path, tmp_path: Path) -> None:
     refused("cannot be loaded", tokenizer=str(tmp_path))
     refused("pip install", ner=NerConfig(model="xx_no_such_model"))
     refused("cannot read", leakage=LeakageConfig(titles=[str(tmp_path / "none.txt")]))
+    refused("min_entities=-1 must not be negative", filters=FilterConfig(min_entities=-1))
+    refused("max_mention_share=2", filters=FilterConfig(max_mention_share=2.0))
+    refused("min_margin=-1", linking=LinkingConfig(min_margin=-1.0))
+    refused(
+        "passage_tokens=600 must not be more than filters.max_tokens=512", passage_tokens=600, filters=FilterConfig()
+    )
+    refused("no relation 'P74'; did you mean", labelling=LabellingConfig(excluded_relations=["P74"]))
     refused("max_tokens", filters=FilterConfig(min_tokens=100, max_tokens=50))
     refused("max_entities", labelling=LabellingConfig(max_entities=2))
     with pytest.raises(UserError, match="is a file"):

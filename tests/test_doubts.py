@@ -114,3 +114,13 @@ def test_a_passage_of_names_is_a_list(share: float, fault: str) -> None:
 def test_heads_of_an_entity(kb: KnowledgeBase, tmp_path: Path) -> None:
     assert kb.heads_of(entity(kb, "Q4")).tolist() == [entity(kb, "Q5")]
     assert kb.heads_of(entity(kb, "Q5")).tolist() == []
+
+
+def test_a_part_of_a_compound(kb: KnowledgeBase) -> None:
+    mozambique = ("Mozambique", "Q7", "ner", "GPE")
+    reason = {"in doubt: a part of a compound": 1}
+    assert kept(kb, "The Mozambique-Malawi line.", mozambique) == ([], reason)
+    assert kept(kb, "The Malawi–Mozambique line.", mozambique) == ([], reason)
+    assert kept(kb, "The Malawi–Mozambique line.", mozambique, linked="Q7") == (["Mozambique"], {})
+    assert kept(kb, "A Mozambique-based firm, non-Mozambique.", mozambique)[0] == ["Mozambique"]
+    assert kept(kb, "A non-Mozambique firm.", mozambique)[0] == ["Mozambique"]

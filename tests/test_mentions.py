@@ -15,6 +15,8 @@ from data_tools.linking import NO_ENTITY, Linker, PageContext
 from data_tools.mentions import Mention, NerSpan, Possible, possible_mentions, select_mentions
 from data_tools.name_looks import MentionRules, counts_as_name, stands_alone
 from data_tools.pages import Link
+from data_tools.wikidata.builder import build_kb
+from erica_dist.config import KnowledgeBaseJob, RayConfig
 from erica_dist.errors import UserError
 from tests.corpora import entity, make_kb
 
@@ -228,3 +230,24 @@ def test_mentions_never_overlap_and_lie_in_the_text(linker: Linker) -> None:
     assert borders == sorted(borders)
     assert all(first[1] <= second[0] for first, second in pairwise(borders))
     assert all(0 <= start < end <= len(text) and text[start:end] == text[start:end].strip() for start, end in borders)
+
+
+def test_an_article_makes_no_other_name(tmp_path: Path) -> None:
+    """As where "the United Kingdom" is a name of the wrong one, and "The Civil War" of a film."""
+    tables = {
+        "entities": "Q1\tUnited Kingdom\nQ2\tOld Kingdom|the United Kingdom\nQ3\tThe Civil War\nQ4\tThe Hague\n",
+        "triples": "Q1\tP1\tQ2\n",
+        "relations": "P1\tfirst\n",
+    }
+    for name, content in tables.items():
+        (tmp_path / f"{name}.tsv").write_text(content)
+    files = {name: str(tmp_path / f"{name}.tsv") for name in tables}
+    build_kb(KnowledgeBaseJob(**files, out=str(tmp_path / "kb"), ray=RayConfig(disabled=True)))
+    linker = Linker(KnowledgeBase.open(tmp_path / "kb"), 0.5)
+    text = "In the United Kingdom after the Civil War. The Civil War, The Hague."
+    rules = MentionRules(read_common_words(), frozenset(["Civil War"]))
+    found = possible_mentions(passage(text), linker, PageContext(), rules)
+    assert [(text[one.start : one.end], linker.kb.entity_id(one.entity)) for one in found] == [
+        ("United Kingdom", "Q1"),
+        ("The Hague", "Q4"),
+    ]

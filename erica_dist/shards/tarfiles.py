@@ -7,6 +7,7 @@ writer leaves either the former file or none.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -85,8 +86,9 @@ class TarShardWriter:
 
     def discard(self) -> None:
         """Drop the unfinished file."""
-        self._file.close()
         self._temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a full disk, closing fails to write what is left
+            self._file.close()
 
 
 def temporary_name(path: Path) -> Path:
