@@ -1,11 +1,11 @@
 """Pages -> passages: the pieces of text that may become documents.
 
 In: a page of paragraphs with links. Out: passages in page order, each at most `limit` word pieces where its text allows
-it. A passage is one paragraph or (merged) consecutive paragraphs of one section, joined by line breaks: as many as it
-takes to be `enough` pieces; what is left at the end of a section and is not enough joins the passage before it, where
-both fit together. A paragraph that is too long alone is cut at sentence ends, a sentence that is too long alone at
-blanks, between two capitalised words only where that is not enough; never within a link. What has no blank stays whole,
-so a passage can exceed the limit and is then left to the length filter.
+it. A passage is one paragraph or consecutive paragraphs of one section (or of the page), joined by line breaks: as many
+as it takes to be `enough` pieces; what is left at the end of a section and is not enough joins the passage before it,
+where both fit together. A paragraph that is too long alone is cut at sentence ends, a sentence that is too long alone
+at blanks, between two capitalised words only where that is not enough; never within a link. What has no blank stays
+whole, so a passage can exceed the limit and is then left to the length filter.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ class PieceCounter:
         return sum(self._pieces[chunk] for chunk in chunks)
 
 
-def cut_page(page: Page, count: Callable[[str], int], limit: int, enough: int, merge: bool) -> list[Passage]:
-    """The passages of `page`. `limit`, `enough`: pieces without special tokens; `merge`: paragraphs of a section."""
+def cut_page(page: Page, count: Callable[[str], int], limit: int, enough: int, unit: str) -> list[Passage]:
+    """The passages of `page`. `limit`, `enough`: pieces without special tokens; `unit`: within what paragraphs are
+    merged: section, page, or paragraph for not at all."""
     passages: list[Passage] = []
-    for paragraphs in _sections(page.paragraphs, merge):
+    for paragraphs in _groups(page.paragraphs, unit):
         text, links = _join(paragraphs)
         for atoms in _packs(_atoms(text, links, paragraphs, count, limit), limit, enough):
             start, end = atoms[0].start, atoms[-1].end
@@ -108,10 +109,12 @@ def cut_page(page: Page, count: Callable[[str], int], limit: int, enough: int, m
     return passages
 
 
-def _sections(paragraphs: Sequence[Paragraph], merge: bool) -> Iterable[list[Paragraph]]:
+def _groups(paragraphs: Sequence[Paragraph], unit: str) -> Iterable[list[Paragraph]]:
     filled = [paragraph for paragraph in paragraphs if paragraph.text.strip()]
-    if not merge:
+    if unit == "paragraph":
         return [[paragraph] for paragraph in filled]
+    if unit == "page":
+        return [filled] if filled else []
     return [list(group) for _, group in groupby(filled, key=lambda paragraph: paragraph.section)]
 
 

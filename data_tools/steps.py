@@ -192,7 +192,7 @@ def _candidates(number: int, page: Page, tools: Tools, counts: Counts, skip: boo
     filters = tools.job.filters
     limit = filters.max_tokens - tools.count.special_tokens
     enough = tools.job.passage_tokens or limit
-    passages = cut_page(page, tools.count, limit, enough, merge=tools.job.unit == "section")
+    passages = cut_page(page, tools.count, limit, enough, tools.job.unit)
     of_passages = counts["passages"]
     of_passages["cut"] += len(passages)
     counts["words"]["read"] += sum(len(passage.text.split()) for passage in passages)

@@ -304,7 +304,7 @@ class CorpusJob:
     kb: str = ""  # folder of `erica-dist build-kb`
     tokenizer: str = ""  # Hugging Face folder whose word pieces the filters count; not needed with filters.count=words
     out: str = ""
-    unit: Literal["section", "paragraph"] = "section"  # section: paragraphs of one section merged, up to max_tokens
+    unit: Literal["section", "page", "paragraph"] = "section"  # within what paragraphs are merged, up to max_tokens
     passage_tokens: int = 0  # merged passages take another paragraph until they are this long; 0: as long as it fits
     documents_per_shard: int = 1000
     pages_per_task: int = 200
