@@ -254,6 +254,9 @@ def main() -> None:
     )
     parser.add_argument("--articles", type=int, default=100, help="of the first table")
     parser.add_argument("--dump-articles", type=int, default=2000, help="of the dump for the others; 0: all")
+    parser.add_argument(
+        "--kbs", nargs="+", choices=("kb-wikidata", "kb-freebase"), default=["kb-wikidata", "kb-freebase"]
+    )
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     if not SHARED.is_dir():
@@ -266,7 +269,12 @@ def main() -> None:
         work = Path(temporary)
         kbs = {source: make_kb(work / source, source) for source in ("kb-wikidata", "kb-freebase")}
         if "units" in args.tables:
-            show_units(kbs, first_articles(work / "wiki_first", args.articles), args.runs, console)
+            show_units(
+                {name: kbs[name] for name in args.kbs},
+                first_articles(work / "wiki_first", args.articles),
+                args.runs,
+                console,
+            )
         if set(args.tables) & {"workers", "dump"}:
             dump = make_dump(work / "dump", args.dump_articles)
         if "workers" in args.tables:
