@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from data_tools.build import build_corpus
-from erica_dist.config import CorpusJob, RayConfig, dump
+from erica_dist.config import CorpusJob, RayConfig
+from erica_dist.settings import dump
 from tests.corpora import corpus_job, folder_bytes
 from tests.ray_nodes import ENVIRONMENT, OTHER, Node, start, two_nodes
 

@@ -18,7 +18,7 @@ import webdataset
 from rich.console import Console
 from rich.table import Table
 
-from erica_dist import config
+from erica_dist import settings
 from erica_dist.config import EricaJob
 from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.loader import EricaStream
@@ -35,7 +35,7 @@ def read_shards(folder: ShardFolder) -> int:
 
 def collate(folder: ShardFolder, steps: int) -> int:
     words = ["train.global_batch=32", "train.micro_batch=16", f"train.steps={steps}", "data.workers=0"]
-    with EricaStream(folder, config.load(EricaJob, None, words)) as stream:
+    with EricaStream(folder, settings.load(EricaJob, None, words)) as stream:
         return sum(batch.documents for batch in stream)
 
 

@@ -25,12 +25,12 @@ def _job(job_type: type, args: argparse.Namespace, flags: Sequence[str]) -> Any:
     """The job from --config, the shorthands in `flags` that were given, then the overrides."""
     import yaml
 
-    from erica_dist import config
+    from erica_dist import settings
 
-    settings = {flag: flag for flag in flags} | RAY_FLAGS
-    given = {settings[flag]: value for flag, value in vars(args).items() if flag in settings and value is not None}
+    names = {flag: flag for flag in flags} | RAY_FLAGS
+    given = {names[flag]: value for flag, value in vars(args).items() if flag in names and value is not None}
     overrides = [f"{flag}={yaml.safe_dump(value, default_flow_style=True)}" for flag, value in given.items()]
-    return config.load(job_type, args.config, [*overrides, *args.overrides])
+    return settings.load(job_type, args.config, [*overrides, *args.overrides])
 
 
 def sample(args: argparse.Namespace) -> None:
@@ -101,7 +101,7 @@ def track(args: argparse.Namespace) -> None:
 
 
 def show_config(args: argparse.Namespace) -> None:
-    from erica_dist import config
+    from erica_dist import config, settings
 
     jobs = {
         "erica": config.EricaJob,
@@ -112,7 +112,7 @@ def show_config(args: argparse.Namespace) -> None:
         "count-links": config.LinkCountsJob,
         "tokenize": config.TokenizeJob,
     }
-    print(config.dump(config.load(jobs[args.job], args.config, args.overrides)), end="")
+    print(settings.dump(settings.load(jobs[args.job], args.config, args.overrides)), end="")
 
 
 def quickstart(args: argparse.Namespace) -> None:

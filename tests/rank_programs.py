@@ -32,7 +32,7 @@ def train(kind: str, folder: str, out: str, combinations: list[list[str]], steps
     after the last one to OUT/<number>.safetensors. Gives the metrics of each step of each combination."""
     from safetensors.torch import save_file
 
-    from erica_dist import config
+    from erica_dist import config, settings
     from erica_dist.config import ElectraJob, EricaJob
     from erica_dist.shards.reader import ShardFolder
     from erica_dist.stream.loader import ElectraStream, EricaStream
@@ -45,7 +45,9 @@ def train(kind: str, folder: str, out: str, combinations: list[list[str]], steps
     shards = ShardFolder.open(folder, split="train")
     metrics = []
     for number, overrides in enumerate(combinations):
-        job: Any = config.load(EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={steps}"])
+        job: Any = settings.load(
+            EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={steps}"]
+        )
         accumulation = config.accumulation(job.train, ranks)
         module, _ = _build_module(kind, job, shards)
         wrapped = engine.build_engine(module, job.train, accumulation)
@@ -85,7 +87,7 @@ def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[st
     """For each combination: four steps in one go, then two steps, a checkpoint, a new engine, and two more.
 
     Gives the losses of both ways and how far the weights at the end are apart (0: bit-equal)."""
-    from erica_dist import config
+    from erica_dist import config, settings
     from erica_dist.config import EricaJob
     from erica_dist.shards.reader import ShardFolder
     from erica_dist.stream.loader import EricaStream
@@ -97,7 +99,7 @@ def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[st
     shards = ShardFolder.open(folder, split="train")
     results = []
     for number, overrides in enumerate(combinations):
-        job = config.load(EricaJob, None, [*overrides, "train.steps=4"])
+        job = settings.load(EricaJob, None, [*overrides, "train.steps=4"])
 
         def start(job: EricaJob = job) -> Any:
             return engine.build_engine(

@@ -18,8 +18,9 @@ from data_tools.build import build_corpus
 from data_tools.count_checks import check_shards, check_sums, check_unit, empty_stage
 from data_tools.steps import UnitTask, build_unit
 from erica_dist.cli import main
-from erica_dist.config import CorpusJob, FilterConfig, dump
+from erica_dist.config import CorpusJob, FilterConfig
 from erica_dist.errors import UserError
+from erica_dist.settings import dump
 from erica_dist.shards import tarfiles
 from erica_dist.shards.verify import verify
 from tests.corpora import corpus_job, folder_bytes

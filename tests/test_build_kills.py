@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from data_tools.build import build_corpus
-from erica_dist.config import CorpusJob, RayConfig, dump
+from erica_dist.config import CorpusJob, RayConfig
+from erica_dist.settings import dump
 from tests.corpora import corpus_job, folder_bytes
 from tests.ray_nodes import ENVIRONMENT, two_nodes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from erica_dist import config
+from erica_dist import config, settings
 from erica_dist.cli import main as cli
 from erica_dist.config import CorpusJob, ElectraJob, EricaJob, FinetuneJob, RayConfig, TrainConfig
 from erica_dist.errors import UserError
@@ -14,18 +14,18 @@ from erica_dist.errors import UserError
 def test_overrides_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("train: {lr: 1e-4, steps: 7}\nerica: {weights: {rd: 2}}\n")
-    job = config.load(EricaJob, path, ["train.steps=9", "erica.negatives=global", "run.name=012"])
+    job = settings.load(EricaJob, path, ["train.steps=9", "erica.negatives=global", "run.name=012"])
     assert (job.train.lr, job.train.steps, job.train.seed) == (1e-4, 9, 42)
     assert (job.erica.weights.rd, job.erica.weights.ed, job.erica.negatives) == (2.0, 1.0, "global")
-    assert config.load(EricaJob).train.lr == 3e-5, "a loaded job does not touch the defaults of the next"
+    assert settings.load(EricaJob).train.lr == 3e-5, "a loaded job does not touch the defaults of the next"
 
 
 def test_the_resolved_job_is_itself_a_configuration(tmp_path: Path) -> None:
-    job = config.load(ElectraJob, None, ["electra.temperature=0.5", "model.size=base"])
+    job = settings.load(ElectraJob, None, ["electra.temperature=0.5", "model.size=base"])
     path = tmp_path / "resolved.yaml"
-    path.write_text(config.dump(job))
-    assert config.load(ElectraJob, path) == job
-    assert config.flatten(job)["electra.temperature"] == 0.5
+    path.write_text(settings.dump(job))
+    assert settings.load(ElectraJob, path) == job
+    assert settings.flatten(job)["electra.temperature"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_resolved_job_is_itself_a_configuration(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_is_one_clear_error(override: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
-        config.load(EricaJob, None, [override])
+        settings.load(EricaJob, None, [override])
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_a_wrong_file_is_one_clear_error(content: str | None, text: str, tmp_pat
     if content is not None:
         path.write_text(content)
     with pytest.raises(UserError, match=text):
-        config.load(EricaJob, path)
+        settings.load(EricaJob, path)
 
 
 @pytest.mark.parametrize("value", ["1e-4", "1.0e-4", "0.0001"])
 def test_numbers_are_read_in_every_spelling(value: str) -> None:
-    assert config.load(EricaJob, None, [f"train.lr={value}"]).train.lr == 1e-4
-    assert config.load(EricaJob, None, ["train.steps=1e3"]).train.steps == 1000
+    assert settings.load(EricaJob, None, [f"train.lr={value}"]).train.lr == 1e-4
+    assert settings.load(EricaJob, None, ["train.steps=1e3"]).train.steps == 1000
 
 
 def test_lists_and_one_word_lists() -> None:
-    assert config.load(CorpusJob, None, ["inputs=[a, b]"]).inputs == ["a", "b"]
-    assert config.load(CorpusJob, None, ["inputs=a"]).inputs == ["a"]
+    assert settings.load(CorpusJob, None, ["inputs=[a, b]"]).inputs == ["a", "b"]
+    assert settings.load(CorpusJob, None, ["inputs=a"]).inputs == ["a"]
 
 
 def test_accumulation_follows_from_the_batches() -> None:
@@ -103,7 +103,7 @@ def test_the_job_files_in_the_repository_are_valid() -> None:
     assert len(found) >= 4
     for path in found:
         kind = FinetuneJob if "finetune" in path.name else ElectraJob if "electra" in path.name else EricaJob
-        config.load(kind, path)
+        settings.load(kind, path)
 
 
 def test_flags_of_ray_are_shorthands_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

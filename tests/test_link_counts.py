@@ -20,8 +20,9 @@ from data_tools.wikipedia import link_counts, ranges, sorted_counts
 from data_tools.wikipedia.link_counts import count_links
 from data_tools.wikipedia.link_units import find_surfaces
 from data_tools.wikipedia.sorted_counts import MergeTask, is_storable, merge, write_counts
-from erica_dist.config import LinkCountsJob, RayConfig, dump
+from erica_dist.config import LinkCountsJob, RayConfig
 from erica_dist.errors import UserError
+from erica_dist.settings import dump
 from erica_dist.shards.manifest import read_manifest
 from tests.corpora import folder_bytes
 from tests.test_wikipedia_dump import HEAD, TAIL, page

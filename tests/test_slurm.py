@@ -15,7 +15,7 @@ import pytest
 
 from data_tools.build import build_corpus
 from data_tools.wikidata.builder import build_kb
-from erica_dist import config
+from erica_dist import config, settings
 from tests.corpora import corpus_job
 from tests.slurm_cluster import SlurmCluster, two_node_slurm  # noqa: F401 (a fixture)
 from tests.synthetic import write_documents_folder, write_sequences_folder
@@ -206,8 +206,8 @@ def short_folder() -> Iterator[Path]:
 def test_a_corpus_built_over_two_nodes_is_that_of_one_process(slurm, tmp_path, short_folder):
     reference = corpus_job(tmp_path, out="reference")
     build_corpus(reference)
-    settings = config.dump(dataclasses.replace(reference, inputs=[], out="corpus", ray=config.RayConfig()))
-    (tmp_path / "corpus.yaml").write_text(settings, encoding="utf-8")
+    job_file = settings.dump(dataclasses.replace(reference, inputs=[], out="corpus", ray=config.RayConfig()))
+    (tmp_path / "corpus.yaml").write_text(job_file, encoding="utf-8")
     job = slurm.submit(
         *(ONE_CORE, ROOT / "slurm" / "build_corpus.sbatch", "--config", "corpus.yaml", "--input", reference.inputs[0]),
         cwd=tmp_path,

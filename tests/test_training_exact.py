@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from erica_dist import config
+from erica_dist import settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.models.encoder import build_encoder, hidden_states, mlm_logits
 from erica_dist.shards.reader import ShardFolder
@@ -108,7 +108,7 @@ def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
 def plain_training(
     kind: str, folder: Path, overrides: list[str], ranks: int
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    job: Any = config.load(EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={STEPS}"])
+    job: Any = settings.load(EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={STEPS}"])
     shards = ShardFolder.open(folder, split="train")
     streams = [
         (EricaStream if kind == "erica" else ElectraStream)(shards, job, rank, ranks, 0) for rank in range(ranks)

@@ -15,8 +15,9 @@ import pytest
 from data_tools.build import build_corpus
 from data_tools.wikipedia.reader import read_unit
 from data_tools.wikipedia.survey import plan_ranges
-from erica_dist.config import CorpusJob, dump
+from erica_dist.config import CorpusJob
 from erica_dist.errors import DamagedInputError
+from erica_dist.settings import dump
 from erica_dist.shards.verify import verify
 from tests.corpora import corpus_job, folder_bytes
 from tests.test_wikipedia_dump import HEAD, TAIL, page

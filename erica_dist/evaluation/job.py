@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from erica_dist import config
+from erica_dist import config, settings
 from erica_dist.config import FinetuneJob
 from erica_dist.errors import UserError
 from erica_dist.evaluation import results, scores
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     stay_offline()
     path, overrides = launcher_words("finetune", argv)
     try:
-        return _finetune(config.load(FinetuneJob, path, overrides), map_environment())
+        return _finetune(settings.load(FinetuneJob, path, overrides), map_environment())
     except UserError as error:
         complain("finetune", error)
         return 2
@@ -101,7 +101,7 @@ def _earlier_result(job: FinetuneJob) -> dict[str, Any] | None:
         earlier = ""
     except OSError as error:
         raise UserError(f"cannot read {run_dir}: {error.strerror}") from error
-    if earlier != config.dump(job):
+    if earlier != settings.dump(job):
         raise UserError(f"{run_dir} holds a run with other settings: give another run.dir")
     return results.read_result(run_dir)
 
@@ -251,7 +251,7 @@ def _write_run_folder(job: FinetuneJob) -> dict[str, str]:
         run_dir.mkdir(parents=True, exist_ok=True)
         for name in (METRICS, EVALUATION, EVENTS, results.PREDICTIONS):
             (run_dir / name).unlink(missing_ok=True)
-        write_atomically(run_dir / "config.yaml", config.dump(job).encode())
+        write_atomically(run_dir / "config.yaml", settings.dump(job).encode())
         return environment_tags(write_environment(run_dir))
     except OSError as error:
         raise UserError(f"cannot write the run folder {run_dir}: {error.strerror or error}") from error
@@ -261,7 +261,7 @@ def _start_tracking(job: FinetuneJob, tags: dict[str, str]) -> Any:
     from erica_dist.tracking.mlflow_sink import MLflowSink
 
     tags |= {"job": "finetune", "task": job.finetune.task, "model": Path(job.finetune.model).name}
-    return MLflowSink.start(job.tracking, job.run.dir, job.run.name, config.flatten(job), tags)
+    return MLflowSink.start(job.tracking, job.run.dir, job.run.name, settings.flatten(job), tags)
 
 
 def _silent(*_: object) -> None:

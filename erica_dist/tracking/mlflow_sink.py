@@ -54,7 +54,7 @@ class MLflowSink:
 
         Args:
             tracking: where to (`uri` empty: SQLite beside the run's folder; `none`: nowhere) and which experiment.
-            settings: the resolved job, flat (`config.flatten`): the run's parameters.
+            settings: the resolved job, flat (`settings.flatten`): the run's parameters.
             tags: such as {"job": "erica"} and `environment.environment_tags(...)`.
             interval: seconds between two sendings.
         """

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from erica_dist import config
+from erica_dist import config, settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
 from erica_dist.offline import stay_offline
@@ -34,7 +34,9 @@ def main(kind: str, argv: list[str]) -> int:
     path, overrides = launcher_words(kind, argv)
     try:
         cluster = map_environment()
-        job = config.load(EricaJob, path, overrides) if kind == "erica" else config.load(ElectraJob, path, overrides)
+        job = (
+            settings.load(EricaJob, path, overrides) if kind == "erica" else settings.load(ElectraJob, path, overrides)
+        )
         return _train(kind, job, cluster)
     except UserError as error:
         complain(kind, error)
@@ -235,7 +237,7 @@ def _write_run_folder(job: Any, models: dict[str, Any], folder: ShardFolder) -> 
     run_dir = Path(job.run.dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(config.dump(job), encoding="utf-8")
+        (run_dir / "config.yaml").write_text(settings.dump(job), encoding="utf-8")
         (run_dir / "model_config.json").write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
         shutil.copytree(folder.folder / "tokenizer", run_dir / "tokenizer", dirs_exist_ok=True)
     except OSError as error:
@@ -248,7 +250,7 @@ def _start_tracking(job: Any, kind: str, folder: ShardFolder, ranks: int, enviro
     from erica_dist.tracking.mlflow_sink import MLflowSink
 
     tags = {"job": kind, "shards": folder.fingerprint, "ranks": str(ranks), **environment_tags(environment)}
-    return MLflowSink.start(job.tracking, job.run.dir, job.run.name, config.flatten(job), tags)
+    return MLflowSink.start(job.tracking, job.run.dir, job.run.name, settings.flatten(job), tags)
 
 
 def _silent(*_: object) -> None:
