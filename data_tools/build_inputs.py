@@ -111,10 +111,12 @@ def check(job: CorpusJob) -> Inputs:
     text = sum(path.stat().st_size * UNPACKED.get(path.suffix, 1.0) for path in paths)
     check_folder(Path(job.out), NEEDED * text)
     tools = load_tools(job)
-    known = [tools.kb.relation_id(number) for number in range(tools.kb.relation_count)]
+    relation_names = {
+        tools.kb.relation_id(number): tools.kb.relation_name(number) for number in range(tools.kb.relation_count)
+    }
     for relation in labelling.excluded_relations:
-        if relation not in known:
-            near = difflib.get_close_matches(relation, known, n=1, cutoff=0.0)
+        if relation not in relation_names:
+            near = difflib.get_close_matches(relation, relation_names, n=1, cutoff=0.0)
             raise UserError(
                 f"labelling.excluded_relations: the knowledge base has no relation {relation!r}; did you mean {near}?"
             )
@@ -127,13 +129,13 @@ def check(job: CorpusJob) -> Inputs:
     }
     settings["leakage"] = leakage_settings(job.leakage)
     del settings["ner"]["decoder"]  # either gives the same entities
-    settings["mentions"] = tools.rules.identity() | {"keep doubtful": job.mentions.keep_doubtful}
+    settings["mentions"] = tools.rules.identity() | {
+        "version of the rules": STEPS_VERSION,
+        "keep doubtful": job.mentions.keep_doubtful,
+    }
     kb = tools.kb.fingerprint
     tokenizer = tokenizer_fingerprint(tools.count.tokenizer) if isinstance(tools.count, PieceCounter) else ""
     ner = tools.recognise.identity() if tools.recognise else {"enabled": False, "corpus": "links and names only"}
-    relation_names = {
-        tools.kb.relation_id(number): tools.kb.relation_name(number) for number in range(tools.kb.relation_count)
-    }
     of_units = {key: value for key, value in settings.items() if key not in ("seed", "documents_per_shard")}
     of_units["filters"] = {
         key: value for key, value in settings["filters"].items() if key not in ("duplicates", "near_similarity")

@@ -15,17 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data_tools.kb import KnowledgeBase
 from data_tools.linking import NO_ENTITY, PageContext
+from data_tools.mentions import Mention
 from data_tools.name_looks import is_compound
 from data_tools.surnames import surname_forms
-
-if TYPE_CHECKING:
-    from data_tools.mentions import Mention
 
 WELL_KNOWN_CODES = frozenset(["EU", "UK", "UN", "US"])
 # Relations whose tails are languages: official, native, original, of the work, spoken, used
@@ -54,17 +51,15 @@ class Doubts:
         title_words = frozenset(title.split()) if surname_forms(title) else frozenset[str]()
         kept: list[Mention] = []
         for mention in mentions:
-            surface = text[mention.start : mention.end]
-            reason = self._reason(surface, mention, mention.entity in vouched, title_words)
-            if not reason and mention.source != "link" and mention.entity not in vouched:
-                reason = "a part of a compound" if is_compound(text, mention.start, mention.end) else ""
+            reason = self._reason(text, mention, mention.entity in vouched, title_words)
             if reason:
                 counts[f"in doubt: {reason}"] += 1
             else:
                 kept.append(mention)
         return kept
 
-    def _reason(self, surface: str, mention: Mention, vouched: bool, title_words: frozenset[str]) -> str:
+    def _reason(self, text: str, mention: Mention, vouched: bool, title_words: frozenset[str]) -> str:
+        surface = text[mention.start : mention.end]
         if mention.source == "link":
             return ""
         if mention.label == "NORP" and self._is_language(mention.entity):
@@ -73,6 +68,8 @@ class Doubts:
             return ""
         if surface in title_words:
             return "a word of the page's title"
+        if is_compound(text, mention.start, mention.end):
+            return "a part of a compound"
         if len(surface) == 2 and surface.isupper() and surface not in WELL_KNOWN_CODES:
             return "two capital letters"
         if mention.label == "PERSON" and surface != self.kb.entity_name(mention.entity):

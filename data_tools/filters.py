@@ -51,7 +51,7 @@ def labels_fault(labelled: Labelled, config: FilterConfig) -> str:
 
 
 def list_fault(passage: Passage, labelled: Labelled, config: FilterConfig) -> str:
-    """ "a list of names" where mentions make up more of the words than `config.max_mention_share`, "" elsewhere."""
+    """Why a passage is a list of names: more than `config.max_mention_share` of its words are in mentions; else ""."""
     text = passage.text
     named = sum(
         len(text[mention.start : mention.end].split()) for entity in labelled.entities for mention in entity.mentions

@@ -41,6 +41,7 @@ from data_tools.documents import Passage
 from data_tools.known_names import known_names, whole_words
 from data_tools.linking import NO_ENTITY, Linker, PageContext, Place
 from data_tools.name_looks import (
+    ARTICLES,
     DEFAULT_RULES,
     MentionRules,
     counts_as_name,
@@ -51,7 +52,7 @@ from data_tools.name_looks import (
 
 VALUE_LABELS = frozenset(["DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"])
 _QUOTES = frozenset('"“”„«» \n')  # which NER sometimes takes for a part of a name
-_ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
+_ARTICLE = re.compile(rf"(?:{'|'.join(sorted(ARTICLES))})\s+", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"(?:['’]s|(?<=s)['’])$")
 
 

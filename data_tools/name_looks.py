@@ -18,7 +18,7 @@ _WORD_BEFORE = re.compile(r"(\w+(?:(?<=\b\w)\.)?)[ \-–’'&/]\Z")
 _WORD_AFTER = re.compile(r"[ \-–&/](\w+)")
 _JOINED_BEFORE = re.compile(r"\b[^\W\d_a-z]\w*[\-–]\Z")
 _JOINED_AFTER = re.compile(r"[\-–][^\W\d_a-z]")
-_ARTICLES = frozenset(["the", "a", "an"])
+ARTICLES = frozenset(["the", "a", "an"])
 _LOOK_BACK = 40  # characters; a longer word before a name is no part of it
 
 
@@ -74,7 +74,7 @@ def stands_alone(surface: str) -> bool:
 def without_article(surface: str) -> str:
     """What follows a leading article, "" where there is none."""
     article, _, rest = surface.partition(" ")
-    return rest if article.lower() in _ARTICLES else ""
+    return rest if article.lower() in ARTICLES else ""
 
 
 def is_compound(text: str, start: int, end: int) -> bool:

@@ -53,20 +53,22 @@ def pages(world: Path) -> list[tuple[int, Page]]:
     return list(enumerate(found))
 
 
+def job_of(world: Path) -> CorpusJob:
+    return CorpusJob(
+        inputs=[str(world / "wiki_00")],
+        kb=str(world / "kb"),
+        tokenizer=str(world / "tokenizer"),
+        out=str(world / "unused"),
+        filters=FilterConfig(count="words", min_tokens=90, max_tokens=400),
+    )
+
+
 @pytest.mark.parametrize("unit", ["section", "paragraph"])
 def test_skipping_before_ner_loses_nothing(
     world: Path, pages: list[tuple[int, Page]], unit: Literal["section", "paragraph"]
 ) -> None:
     """Word for word, mention for mention: the documents with the filter on possible mentions are those without it."""
-    job = CorpusJob(
-        inputs=[str(world / "wiki_00")],
-        kb=str(world / "kb"),
-        tokenizer=str(world / "tokenizer"),
-        out=str(world / "unused"),
-        unit=unit,
-        filters=FilterConfig(count="words", min_tokens=90, max_tokens=400),
-        ner=NerConfig(),
-    )
+    job = dataclasses.replace(job_of(world), unit=unit)
     tools = load_tools(job)
     skipping: dict[str, Counter[str]] = defaultdict(Counter)
     everything: dict[str, Counter[str]] = defaultdict(Counter)
@@ -80,14 +82,7 @@ def test_skipping_before_ner_loses_nothing(
 
 
 def test_without_ner_it_is_another_corpus(world: Path, pages: list[tuple[int, Page]]) -> None:
-    job = CorpusJob(
-        inputs=[str(world / "wiki_00")],
-        kb=str(world / "kb"),
-        tokenizer=str(world / "tokenizer"),
-        out=str(world / "unused"),
-        filters=FilterConfig(count="words", min_tokens=90, max_tokens=400),
-        ner=NerConfig(enabled=False),
-    )
+    job = dataclasses.replace(job_of(world), ner=NerConfig(enabled=False))
     tools = load_tools(job)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     found = list(documents_of(pages, tools, counts))
@@ -102,13 +97,7 @@ def test_without_ner_it_is_another_corpus(world: Path, pages: list[tuple[int, Pa
 
 
 def test_doubtful_names_are_left_out_unless_they_are_kept(world: Path, pages: list[tuple[int, Page]]) -> None:
-    job = CorpusJob(
-        inputs=[str(world / "wiki_00")],
-        kb=str(world / "kb"),
-        tokenizer=str(world / "tokenizer"),
-        out=str(world / "unused"),
-        filters=FilterConfig(count="words", min_tokens=90, max_tokens=400),
-    )
+    job = job_of(world)
     tools = load_tools(job)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     without = list(documents_of(pages, tools, counts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import tarfile
 
 import pytest
@@ -36,6 +37,19 @@ def test_a_failing_writer_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError, match="the source broke"):
         write_documents(tmp_path / "documents-00000.tar", samples())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_without_room_says_so_and_leaves_nothing(tmp_path):
+    """The limit on the size of files stands for a full disk: what is left in the buffer cannot be written either."""
+    samples = [(number, {"title": "a", "text": "b" * 3000}) for number in range(200)]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*documents-00000\.tar: .*; is the disk full\?"):
+            write_documents(tmp_path / "documents-00000.tar", samples)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 
