@@ -32,6 +32,7 @@ from data_tools.tokenizer_files import copy_tokenizer, load_tokenizer
 from erica_dist.config import TokenizeJob
 from erica_dist.errors import UserError
 from erica_dist.shards.blocks import write_training_shard
+from erica_dist.shards.index import write_split_index
 from erica_dist.shards.manifest import (
     CORPUS,
     TRAINING_SHARDS,
@@ -41,6 +42,7 @@ from erica_dist.shards.manifest import (
     shards_fingerprint,
     write_manifest,
 )
+from erica_dist.shards.tarfiles import sha256_file
 from erica_dist.shards.tokenizers import tokenizer_record
 
 TOKENIZATION_VERSION = 2  # raise it when other columns come out of the same corpus
@@ -180,7 +182,7 @@ def _run(job: TokenizeJob, todo: Sequence[ShardTask]) -> None:
 def _write(job: TokenizeJob, inputs: Inputs, out: Path, parts: Sequence[Path], counts: Counter[str]) -> dict[str, Any]:
     if not counts[f"{job.kind} kept"]:
         raise UserError(f"tokenize: no {job.kind} came out of {job.corpus}. Counts: {json.dumps(counts)}")
-    for path in [*out.glob("*.tar"), *out.glob("*.index.json")]:
+    for path in [*out.glob("*.tar"), *out.glob("*.index.json"), *out.glob("*.npy")]:
         path.unlink()
     shards: list[dict[str, Any]] = []
     with StepProgress(f"tokenize: {job.kind} to shards", counts[f"{job.kind} kept"]) as progress:
@@ -195,7 +197,10 @@ def _write(job: TokenizeJob, inputs: Inputs, out: Path, parts: Sequence[Path], c
                 progress.advance(shards[-1]["documents"], f"{shards[-1]['file']} written")
     if shards[0]["split"] != "train":
         raise UserError(f"tokenize: every page fell into validation; lower validation_share={job.validation_share}")
+    by_split = {split: [shard for shard in shards if shard["split"] == split] for split in SPLITS}
+    indices = {split: write_split_index(out, split, own, job.kind) for split, own in by_split.items() if own}
     copy_tokenizer(Path(job.tokenizer), out / "tokenizer", inputs.record["fingerprint"])
+    files = sorted(path for path in (out / "tokenizer").iterdir() if path.is_file())
     of_kind: dict[str, Any] = {}
     if job.kind == "documents":
         encode = inputs.tokenizer.backend_tokenizer.encode
@@ -217,8 +222,10 @@ def _write(job: TokenizeJob, inputs: Inputs, out: Path, parts: Sequence[Path], c
         "corpus_fingerprint": inputs.manifest["fingerprint"],
         "counts": {job.kind: dict(sorted(counts.items()))},
         "tokenizer": inputs.record,
+        "tokenizer_files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in files},
         **of_kind,
         "shards": shards,
+        "indices": indices,
         "request": inputs.request,
         "fingerprint": shards_fingerprint(inputs.settings | inputs.record, shards),
         "complete": True,

@@ -70,6 +70,13 @@ def tokenize(args: argparse.Namespace) -> None:
     tokenize(_job(TokenizeJob, args, ["corpus", "tokenizer", "out", "kind"]))
 
 
+def convert(args: argparse.Namespace) -> None:
+    from data_tools.convert import convert
+    from erica_dist.config import ConvertJob
+
+    convert(_job(ConvertJob, args, ["inputs", "tokenizer", "out", "relations", "corpus_out", "kind", "tolerant"]))
+
+
 def audit(args: argparse.Namespace) -> None:
     from data_tools.audit import audit
 
@@ -111,6 +118,7 @@ def show_config(args: argparse.Namespace) -> None:
         "build-corpus": config.CorpusJob,
         "count-links": config.LinkCountsJob,
         "tokenize": config.TokenizeJob,
+        "convert": config.ConvertJob,
     }
     print(settings.dump(settings.load(jobs[args.job], args.config, args.overrides)), end="")
 
@@ -181,6 +189,19 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(f"--{flag}", metavar="FOLDER")
     sub.add_argument("--kind", choices=["documents", "sequences"], help="documents: ERICA; sequences: ELECTRA")
 
+    text = "documents of other tools (WebDataset, DocRED's JSON) -> training shards, on Ray"
+    sub = ray_command("convert", convert, text)
+    text = "tar of one document a sample, JSON list or lines, plain or packed, or a folder of them; repeatable"
+    sub.add_argument("--input", dest="inputs", action="append", metavar="PLACE", help=text)
+    for flag in ("tokenizer", "out"):
+        sub.add_argument(f"--{flag}", metavar="FOLDER")
+    text = "names of the relations: .json {id: name}, or .tsv; default: their ids"
+    sub.add_argument("--relations", metavar="FILE", help=text)
+    sub.add_argument("--corpus-out", metavar="FOLDER", help="keep the corpus between; default: removed at the end")
+    sub.add_argument("--kind", choices=["documents", "sequences"], help="documents: ERICA; sequences: ELECTRA")
+    text = "leave out and count what is wrong in the inputs, in place of refusing it"
+    sub.add_argument("--tolerant", action="store_true", default=None, help=text)
+
     sub = command("audit", audit, "what a corpus holds and what was dropped: an HTML page with pictures and documents")
     sub.add_argument("corpus", metavar="CORPUS", help="folder of `build-corpus`")
     sub.add_argument("--out", default="audit.html", metavar="FILE.html", help="default: audit.html")
@@ -205,7 +226,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("config", show_config, "print a job's settings, resolved")
     sub.add_argument(
-        "job", choices=["erica", "electra", "finetune", "build-kb", "count-links", "build-corpus", "tokenize"]
+        "job",
+        choices=["erica", "electra", "finetune", "build-kb", "count-links", "build-corpus", "tokenize", "convert"],
     )
     job_arguments(sub)
 

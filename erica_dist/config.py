@@ -30,8 +30,17 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    shards: str = ""  # folder that `erica-dist tokenize` wrote
+    shards: str = ""  # folder that `erica-dist tokenize` wrote, or its URL (s3://, gs://, https://, ...)
+    mix: dict[str, float] = field(default_factory=dict)  # in its place: several folders or URLs, each with its weight
     workers: int = 1  # loader processes a rank; 0: in the trainer's process
+    # full: every order of the documents is as likely; block: in windows of `window_shards` shards, for corpora that are
+    # larger than the cache
+    shuffle: Literal["full", "block"] = "full"
+    window_shards: int = 16
+    cache: str = ""  # node-local folder for the shards of URLs; "": $ERICA_DIST_CACHE or ~/.cache/erica-dist/shards
+    cache_gb: float = 100.0  # it holds at most so much, shared by all processes of the node
+    damaged: Literal["strict", "tolerant"] = "strict"  # a damaged document stops the run, or is left out and counted
+    allow_changed: bool = False  # go on from a checkpoint although the shards are not those it was trained on
     validation_documents: int = 256  # held-out documents scored before, during and after training
 
 
@@ -40,6 +49,9 @@ class TrainConfig:
     steps: int = 2500  # optimizer steps
     global_batch: int = 2048  # documents (or sequences) of one optimizer step, over all ranks and accumulation
     micro_batch: int = 16  # documents (or sequences) of one forward on one rank
+    # word pieces of one forward on one rank at most, in place of micro_batch: as few forwards as that allows, all
+    # equally full; 0: by micro_batch
+    micro_tokens: int = 0
     lr: float = 3e-5
     warmup_steps: int = 500
     schedule: Schedule = "linear"  # after warm-up: linear or cosine down to 0 at `steps`, or constant
@@ -329,8 +341,37 @@ class TokenizeJob:
     ray: RayConfig = field(default_factory=RayConfig)
 
 
+@dataclass
+class ConvertFilterConfig:
+    min_entities: int = 2
+    min_pairs: int = 1  # ordered pairs with at least one relation
+
+
+@dataclass
+class ConvertJob:
+    # tars of one document a sample, JSON lists or lines; plain or .gz, .bz2, .xz; or folders of them
+    inputs: list[str] = field(default_factory=list)
+    tokenizer: str = ""  # Hugging Face folder
+    out: str = ""
+    relations: str = ""  # names of the relations: *.json {id: name}, or *.tsv as build-kb reads; "": named by their ids
+    corpus_out: str = ""  # keep the corpus between here; "": in a folder beside `out`, removed at the end
+    kind: Literal["documents", "sequences"] = "documents"  # documents: ERICA; sequences: ELECTRA
+    tolerant: bool = False  # leave out and count what is wrong, down to single mentions, in place of refusing it
+    member: str = "json"  # ending of the member of a sample that is the document
+    keys: Literal["unique", "any"] = "unique"  # of samples over all tars; any: each tar may number its own anew
+    documents_per_shard: int = 1000  # of the corpus between
+    filters: ConvertFilterConfig = field(default_factory=ConvertFilterConfig)
+    max_length: int = 512  # from here on as TokenizeJob
+    validation_share: float = 0.05
+    block_documents: int = 512
+    blocks_per_shard: int = 16
+    seed: int = 42
+    ray: RayConfig = field(default_factory=RayConfig)
+
+
 def accumulation(train: TrainConfig, ranks: int, even_micro_batch: bool = False) -> int:
-    """Micro-steps of one optimizer step: global_batch / (ranks * micro_batch).
+    """Micro-steps of one optimizer step: global_batch / (ranks * micro_batch); 0 under train.micro_tokens, which fits
+    them to each batch.
 
     Raises:
         UserError: the batch does not divide; the text names the nearest global batch and micro-batch that do.
@@ -338,6 +379,13 @@ def accumulation(train: TrainConfig, ranks: int, even_micro_batch: bool = False)
     for key in ("global_batch", "micro_batch", "steps"):
         if getattr(train, key) < 1:
             raise UserError(f"train.{key} must be at least 1, got {getattr(train, key)}")
+    if train.micro_tokens < 0 or (train.micro_tokens and train.global_batch < ranks):
+        raise UserError(
+            f"train.micro_tokens={train.micro_tokens} must not be negative, and train.global_batch="
+            f"{train.global_batch} at least the number of ranks, {ranks}"
+        )
+    if train.micro_tokens:
+        return 0
     if even_micro_batch and train.micro_batch % 2:
         raise UserError(
             f"train.micro_batch={train.micro_batch} must be even: half of each micro-batch serves relation "

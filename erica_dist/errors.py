@@ -11,3 +11,7 @@ class UserError(Exception):
 
 class DamagedInputError(UserError):
     """An input file that is cut off or damaged; what came before the place can be used (`allow_incomplete`)."""
+
+
+class DamagedFile(UserError):
+    """A file whose bytes are not those that its manifest tells of; other files of the same folder may be whole."""

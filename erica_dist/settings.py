@@ -3,7 +3,8 @@
 `load(EricaJob, "job.yaml", ["train.lr=1e-4"])` starts from the defaults of the dataclass, lays the file over them, then
 each override. An unknown key is an error that names the nearest one; a value of a wrong type is an error that names the
 key, the value and the type. `dump` gives the resolved YAML that is saved with every run and is itself a valid
-`--config`. Any dataclass of dataclasses, lists and plain values will do; those of the jobs are in `erica_dist.config`.
+`--config`. Any dataclass of dataclasses, lists, mappings and plain values will do; those of the jobs are in
+`erica_dist.config`.
 """
 
 from __future__ import annotations
@@ -98,6 +99,13 @@ def _coerce(value: Any, wanted: Any, key: str, origin: str) -> Any:
         if not isinstance(items, list):
             raise wrong
         return [_coerce(item, typing.get_args(wanted)[0], key, origin) for item in items]
+    if kind is dict:
+        if not isinstance(value or {}, dict):
+            raise wrong
+        return {
+            str(name): _coerce(item, typing.get_args(wanted)[1], f"{key}.{name}", origin)
+            for name, item in (value or {}).items()
+        }
     if wanted is bool:
         if not isinstance(value, bool):
             raise wrong
@@ -130,6 +138,8 @@ def _type_name(wanted: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(wanted)))
     if typing.get_origin(wanted) is list:
         return f"a list of {typing.get_args(wanted)[0].__name__}"
+    if typing.get_origin(wanted) is dict:
+        return "a mapping such as {name: 0.5}"
     return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}.get(
         getattr(wanted, "__name__", ""), str(wanted)
     )
@@ -144,12 +154,13 @@ def flatten(job: Any) -> dict[str, Any]:
     """The resolved job as one flat mapping of dotted keys, as logged to MLflow."""
     flat: dict[str, Any] = {}
 
-    def visit(tree: Mapping[str, Any], prefix: str) -> None:
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                visit(value, f"{prefix}{key}.")
+    def visit(node: Any, prefix: str) -> None:
+        for field in dataclasses.fields(node):
+            value = getattr(node, field.name)
+            if dataclasses.is_dataclass(value):
+                visit(value, f"{prefix}{field.name}.")
             else:
-                flat[f"{prefix}{key}"] = value
+                flat[f"{prefix}{field.name}"] = value
 
-    visit(dataclasses.asdict(job), "")
+    visit(job, "")
     return flat

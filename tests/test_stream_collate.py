@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erica_dist.config import EricaConfig
+from erica_dist.shards import ragged
 from erica_dist.shards.reader import DocumentView, SequenceView
-from erica_dist.stream import ragged
-from erica_dist.stream.collate import EricaCollation, Vocabulary, collate_electra, collate_erica
+from erica_dist.stream import collate
+from erica_dist.stream.collate import EricaCollation, Vocabulary, collate_electra
 from erica_dist.stream.randomness import KeyedRandom
+from tests.columns import columns_of, numbers
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary.of(
@@ -31,6 +33,13 @@ def collation_of(max_length: int, **changes) -> EricaCollation:
         max_length=max_length,
         erica=EricaConfig(**changes),
     )
+
+
+def collate_erica(rd, ed, collation, random):
+    """One micro-batch of pairs (view, epoch)."""
+    both = [*rd, *ed]
+    epochs = np.array([epoch for _, epoch in both])
+    return collate.collate_erica(columns_of([view for view, _ in both]), epochs, len(rd), collation, random)
 
 
 def view_of(key, tokens, mentions, relations, barred=()) -> DocumentView:
@@ -96,7 +105,7 @@ def slow_query(view, epoch, max_length, random):
     drawable = [t for t in triples if t[0] in alive and t[1] in alive]
     if not drawable:
         return None
-    return drawable[int(random.uniform("triple", epoch, view.key, 1)[0] * len(drawable))]
+    return drawable[int(numbers(random, "triple", epoch, view.key, 1)[0] * len(drawable))]
 
 
 def slow_erica(rd, ed, collation, random):
@@ -147,7 +156,7 @@ def slow_erica(rd, ed, collation, random):
                     labels.setdefault((head, tail), []).append(relation)
             known = {(h, t) for h, t, _ in relations} | {tuple(p) for p in view.barred.tolist()}
             total = len(view.entity_hash)
-            score = random.uniform("no_relation", epoch, view.key, total * total)
+            score = numbers(random, "no_relation", epoch, view.key, total * total)
             free = [(h, t) for h in alive for t in alive if h != t and (h, t) not in known]
             lowest = sorted(free, key=lambda pair: score[pair[0] * total + pair[1]])[: config.no_relation_pairs]
             for pairs, target in ((labels, labelled), ({pair: [] for pair in sorted(lowest)}, drawn)):
@@ -173,7 +182,8 @@ def slow_erica(rd, ed, collation, random):
         if config.mask_mentions:
             protected = set()
         eligible = [i for i in range(kept) if tokens[i] > MASK and i not in protected]
-        uniform = random.uniform("mlm", epoch, view.key, (3, len(tokens)))
+        names = ("mlm choice", "mlm action", "mlm piece")
+        uniform = np.stack([numbers(random, name, epoch, view.key, len(tokens)) for name in names])
         count = max(1, math.floor(config.mask_probability * len(eligible) + 0.5)) if eligible else 0
         for piece in sorted(sorted(eligible, key=lambda i: uniform[0, i])[:count]):
             out["masked_positions"].append(text + piece)
@@ -359,7 +369,9 @@ def test_electra_equals_the_slow_checker(seed, max_length, probability):
         split = int(random.integers(0, len(tokens)))
         views.append((SequenceView(key, tokens, split), int(random.integers(4))))
     keyed = KeyedRandom(seed)
-    batch = collate_electra(views, VOCABULARY, max_length, probability, keyed)
+    epochs = np.array([epoch for _, epoch in views])
+    columns = columns_of([view for view, _ in views])
+    batch = collate_electra(columns, epochs, VOCABULARY, max_length, probability, keyed)
     ids, types, positions, keep, uniform = [], [], [], [], []
     for view, epoch in views:
         tokens, split = view.tokens.tolist(), view.segment_split
@@ -372,7 +384,10 @@ def test_electra_equals_the_slow_checker(seed, max_length, probability):
             body = tokens[: max_length - 2]
             sequence, places, kinds = [CLS, *body, SEP], list(range(1, len(body) + 1)), [0] * (len(body) + 2)
         assert len(sequence) <= max_length
-        draws = keyed.uniform("electra", epoch, view.key, (3, len(tokens)))
+        names = ("electra choice", "electra keep", "electra sample")
+        draws = np.stack([numbers(keyed, name, epoch, view.key, len(tokens) + 1) for name in names])
+        # the [SEP] between two segments has numbers, too
+        draws = draws[:, [place - 1 for place in places]]
         eligible = [i for i, token in enumerate(body) if token > MASK]
         most = int((probability + 0.005) * max_length)
         count = min(max(1, min(most, math.floor(probability * len(eligible) + 0.5))), len(eligible))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from erica_dist.stream.masking import choose, electra_mask, mask_counts, mlm_mask
+from erica_dist.stream.masking import Chance, electra_mask, mask_counts, mlm_mask
+from erica_dist.stream.randomness import KeyedRandom, smallest
 
 ORDINARY = np.arange(5, 100)
 
@@ -23,11 +24,30 @@ def test_counts(eligible, probability, largest, expected):
     assert mask_counts(np.array(eligible), probability, largest).tolist() == expected
 
 
-def test_choose_takes_the_smallest_scores_of_each_sequence():
-    eligible = np.array([True, True, False, True, True, True])
-    sequence = np.array([0, 0, 0, 0, 2, 2])
-    score = np.array([0.5, 0.2, 0.0, 0.1, 0.9, 0.3])
-    assert choose(eligible, sequence, score, np.array([2, 0, 1])).tolist() == [1, 3, 5]
+def chance_of(sequences: int, start) -> Chance:
+    return Chance(KeyedRandom(0), np.zeros(sequences, np.int64), np.arange(sequences), np.asarray(start))
+
+
+def score(*shares: float) -> np.ndarray:
+    return np.array([int(share * 2**64) for share in shares], np.uint64)
+
+
+def test_smallest_takes_the_smallest_scores_of_each_group():
+    group = np.array([0, 0, 0, 2, 2])
+    assert smallest(group, score(0.5, 0.2, 0.1, 0.9, 0.3), np.array([2, 0, 1])).tolist() == [1, 2, 4]
+    # of equal scores the first
+    assert smallest(group, score(0.5, 0.5, 0.5, 0.9, 0.3), np.array([2, 0, 5])).tolist() == [0, 1, 3, 4]
+
+
+def test_smallest_of_many_groups_is_what_few_groups_give():
+    """More groups and items than fit into one sorted word: the other way of sorting gives the same."""
+    random = np.random.default_rng(0)
+    group = np.sort(random.integers(0, 50, 3000))
+    scores = random.integers(0, 2**64, 3000, dtype=np.uint64)
+    scores[::3] &= np.uint64(3 << 62)  # many equal ones
+    counts = random.integers(0, 60, 50)
+    few = smallest(group, scores, counts)
+    assert smallest(group, scores, np.append(counts, np.zeros(2**24, np.int64))).tolist() == few.tolist()
 
 
 def test_mlm_shares_and_ids():
@@ -36,7 +56,9 @@ def test_mlm_shares_and_ids():
     ids = random.integers(5, 100, pieces)
     eligible = random.random(pieces) < 0.7
     sequence = np.sort(random.integers(0, 500, pieces))
-    masked, positions, labels = mlm_mask(ids, eligible, sequence, random.random((3, pieces)), 500, 0.15, 4, ORDINARY)
+    start = np.searchsorted(sequence, np.arange(500))
+    places = np.flatnonzero(eligible)
+    masked, positions, labels = mlm_mask(ids, places, sequence[places], chance_of(500, start), 0.15, 4, ORDINARY)
     assert eligible[positions].all()
     assert (np.diff(positions) > 0).all()
     assert (labels == ids[positions]).all()
@@ -54,18 +76,18 @@ def test_mlm_shares_and_ids():
 
 
 def test_electra_shares_and_limit():
-    random = np.random.default_rng(0)
     pieces, sequences = 128 * 400, 400
     sequence = np.repeat(np.arange(sequences), 128)
     eligible = np.ones(pieces, bool)
     eligible[::128] = False
-    uniform = random.random((3, pieces))
-    positions, keep, sample = electra_mask(eligible, sequence, uniform, sequences, 0.15, 128)
+    chance = chance_of(sequences, np.arange(sequences) * 128)
+    places = np.flatnonzero(eligible)
+    positions, keep, sample = electra_mask(places, sequence[places], chance, 0.15, 128)
     assert eligible[positions].all()
     assert len(set(positions.tolist())) == len(positions)
     assert (np.bincount(sequence[positions]) == 19).all()
     assert abs(keep.mean() - 0.15) < 0.01
-    assert (sample == uniform[2, positions]).all()
+    assert (sample == chance.uniform("electra sample", sequence[positions], positions)).all()
     # every place is as likely as any other
     per_place = np.bincount(positions % 128, minlength=128)
     assert per_place[0] == 0
@@ -73,7 +95,5 @@ def test_electra_shares_and_limit():
 
 
 def test_electra_masks_one_of_a_short_sequence_and_none_of_an_empty_one():
-    positions, _, _ = electra_mask(
-        np.array([False, True, False, False, False]), np.array([0, 0, 0, 1, 1]), np.full((3, 5), 0.5), 2, 0.15, 8
-    )
+    positions, _, _ = electra_mask(np.array([1]), np.array([0]), chance_of(2, [0, 3]), 0.15, 8)
     assert positions.tolist() == [1]

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erica_dist.stream.batches import deal
-from erica_dist.stream.order import epoch_order, global_batch, permuted
+from erica_dist.errors import UserError
+from erica_dist.stream.batches import deal, deal_by_budget
+from erica_dist.stream.mixture import CYCLE, Mixture
+from erica_dist.stream.order import CorpusOrder, epoch_order, global_batch, permuted
 from erica_dist.stream.randomness import KeyedRandom
+from tests.columns import numbers
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 16, 17, 63, 64, 65, 1000, 4096, 5001])
@@ -95,33 +98,159 @@ def test_the_last_batch_of_an_epoch_is_filled_from_the_next():
 def test_every_position_is_dealt_once_in_equal_numbers(ranks, accumulation, micro, parts, seed):
     batch = ranks * accumulation * micro * parts
     lengths = np.random.default_rng(seed).integers(1, 513, batch)
-    dealt = deal(lengths, ranks, accumulation, parts)
+    dealt = np.array(deal(lengths, ranks, accumulation, parts))
     assert dealt.shape == (ranks, accumulation, micro * parts)
     assert sorted(dealt.ravel().tolist()) == list(range(batch))
     # every micro-batch holds its share of each part, in the parts' order
     assert (dealt // (batch // parts) == np.repeat(np.arange(parts), micro)).all()
-    assert (deal(lengths, ranks, accumulation, parts) == dealt).all()
+    assert (np.array(deal(lengths, ranks, accumulation, parts)) == dealt).all()
 
 
 @pytest.mark.parametrize(("ranks", "limit"), [(2, 1.005), (8, 1.005), (32, 1.01)])
 def test_tokens_are_even_between_ranks(ranks, limit):
     lengths = np.random.default_rng(ranks).integers(128, 513, ranks * 4 * 16)
-    tokens = lengths[deal(lengths, ranks, 4, parts=2)].sum(axis=2)
+    tokens = lengths[np.array(deal(lengths, ranks, 4, parts=2))].sum(axis=2)
     at_each_micro_step = tokens.max(axis=0) / tokens.mean(axis=0)
     assert at_each_micro_step.max() < limit
     of_ranks = tokens.sum(axis=1)
     assert of_ranks.max() / of_ranks.mean() < limit
 
 
+def listed(dealt) -> list:
+    return [[micro.tolist() for micro in rank] for rank in dealt]
+
+
 def test_deal_by_hand():
     # longest to the lightest: 9 | 8, then 2 to the one that holds 8, 1 to the one that holds 9
-    assert deal(np.array([1, 8, 9, 2]), 2, 1).tolist() == [[[2, 0]], [[1, 3]]]
+    assert listed(deal(np.array([1, 8, 9, 2]), 2, 1)) == [[[0, 2]], [[1, 3]]]
+    # five documents: the lightest gets the fifth
+    assert listed(deal(np.array([9, 8, 2, 1, 1]), 2, 1)) == [[[1, 2]], [[0, 3, 4]]]
 
 
-@pytest.mark.parametrize("count", [0, 6, 9])
-def test_an_uneven_batch_is_refused(count):
-    with pytest.raises(ValueError, match="do not divide into 2 x 2 x 2"):
-        deal(np.ones(count, np.int64), 2, 2, parts=2)
+def test_fewer_documents_than_micro_batches_are_refused():
+    with pytest.raises(ValueError, match="3 documents cannot be dealt to 2 x 2 micro-batches"):
+        deal(np.ones(3, np.int64), 2, 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ranks=st.integers(1, 6),
+    documents=st.integers(6, 200),
+    longest=st.integers(1, 512),
+    room=st.integers(0, 4000),
+    parts=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_a_token_budget_holds_with_as_many_micro_batches_on_every_rank(ranks, documents, longest, room, parts, seed):
+    lengths = np.random.default_rng(seed).integers(1, longest + 1, documents)
+    budget = longest + room
+    dealt = deal_by_budget(lengths, ranks, budget, parts)
+    assert {len(of_rank) for of_rank in dealt} == {len(dealt[0])}
+    assert sorted(int(i) for of_rank in dealt for micro in of_rank for i in micro) == list(range(documents))
+    tokens = [int(lengths[micro].sum()) for of_rank in dealt for micro in of_rank]
+    assert min(tokens) > 0
+    if len(dealt[0]) < documents // ranks:  # else there is one document a micro-batch, or too few documents to be even
+        assert max(tokens) <= budget
+    if len(dealt[0]) > 1:  # one micro-step less would not do
+        assert (
+            max(int(lengths[micro].sum()) for r in deal(lengths, ranks, len(dealt[0]) - 1, parts) for micro in r)
+            > budget
+        )
+
+
+def test_micro_batches_under_a_budget_are_full():
+    """Real lengths, real sizes: what is left empty of the budget is small, so no forward is wasted."""
+    lengths = np.minimum(np.random.default_rng(0).gamma(4, 60, 2048).astype(np.int64) + 128, 512)
+    for ranks in (1, 2, 8):
+        dealt = deal_by_budget(lengths, ranks, 8192, parts=2)
+        tokens = np.array([[lengths[micro].sum() for micro in of_rank] for of_rank in dealt])
+        assert tokens.max() <= 8192
+        assert tokens.shape[1] <= -(-lengths.sum() // (ranks * 8192)) + 1
+        assert (tokens.max(axis=0) / tokens.mean(axis=0)).max() < 1.02
+
+
+def test_a_document_above_the_budget_is_refused():
+    with pytest.raises(ValueError, match="a document of 9 tokens is above the budget of 8"):
+        deal_by_budget(np.array([1, 9]), 1, 8)
+
+
+# ------------------------------------------------------------------------------------------------ block shuffle
+
+
+SHARDS = np.array([13, 13, 13, 12, 12, 12, 12, 5])
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7])
+def test_a_block_shuffle_is_a_permutation_that_needs_few_shards_at_a_time(window):
+    order = CorpusOrder(5, SHARDS, window)
+    n = int(SHARDS.sum())
+    shard_of = np.repeat(np.arange(len(SHARDS)), SHARDS)
+    seen = set()
+    for epoch in range(3):
+        epochs, documents = order.at(np.arange(epoch * n, (epoch + 1) * n))
+        assert set(epochs.tolist()) == {epoch}
+        assert sorted(documents.tolist()) == list(range(n))
+        seen.add(tuple(documents.tolist()))
+        # shards come in runs: each stretch between the first and the last use of one is a window's at most
+        shards = shard_of[documents]
+        windows = [set(shards[i : i + 1].tolist()) for i in range(n)]
+        open_shards = [
+            sum(1 for s in range(len(SHARDS)) if (shards[: i + 1] == s).any() and (shards[i:] == s).any())
+            for i in range(n)
+        ]
+        assert max(open_shards) <= window
+        assert len(windows) == n
+    assert len(seen) == 3
+
+
+def test_a_block_shuffle_of_all_shards_or_none_is_the_full_one():
+    n = int(SHARDS.sum())
+    full = CorpusOrder(5, SHARDS).at(np.arange(2 * n))[1].tolist()
+    assert CorpusOrder(5, SHARDS, 8).at(np.arange(2 * n))[1].tolist() == full
+    assert full == [*epoch_order(5, 0, n).tolist(), *epoch_order(5, 1, n).tolist()]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_any_places_in_any_order_give_the_same_documents(window):
+    sizes = np.full(40, 1000)
+    whole = CorpusOrder(2, sizes, window).at(np.arange(90_000))
+    random = np.random.default_rng(0)
+    fresh = CorpusOrder(2, sizes, window)
+    for _ in range(20):
+        places = np.sort(random.integers(0, 90_000, 64))
+        epochs, documents = fresh.at(places)
+        assert epochs.tolist() == whole[0][places].tolist()
+        assert documents.tolist() == whole[1][places].tolist()
+
+
+# ------------------------------------------------------------------------------------------------ mixtures
+
+
+@settings(max_examples=50, deadline=None)
+@given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), start=st.integers(0, 10**9))
+def test_a_mixture_keeps_its_shares_and_skips_nothing(weights, start):
+    mixture = Mixture(weights)
+    corpus, place = mixture.at(np.arange(start, start + 5000))
+    for number, weight in enumerate(weights):
+        own = place[corpus == number]
+        # one after the other, none twice, none left out
+        assert own.tolist() == list(range(own[0], own[0] + len(own))) if len(own) else True
+        share = weight / sum(weights)
+        assert abs(len(own) - share * 5000) <= len(weights) + 5000 / CYCLE
+        assert abs(mixture.share(number) - share) <= 1 / CYCLE
+
+
+def test_a_mixture_begins_with_the_first_place_of_every_corpus():
+    corpus, place = Mixture([3.0, 1.0]).at(np.arange(CYCLE))
+    assert corpus[:8].tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert place[:8].tolist() == [0, 1, 0, 2, 3, 4, 1, 5]
+    assert Mixture([3, 1]).at(np.array([CYCLE, CYCLE + 2]))[1].tolist() == [CYCLE * 3 // 4, CYCLE // 4]
+
+
+@pytest.mark.parametrize("weights", [[], [0.0], [1, -1], [1, float("nan")], [1.0, 1e-9]])
+def test_weights_that_make_no_sense_are_refused(weights):
+    with pytest.raises(UserError, match=r"data\.mix"):
+        Mixture(weights)
 
 
 # ------------------------------------------------------------------------------------------------ chance
@@ -129,23 +258,42 @@ def test_an_uneven_batch_is_refused(count):
 
 def test_numbers_belong_to_seed_purpose_epoch_and_document():
     random = KeyedRandom(3)
-    first = random.uniform("mlm", 1, 77, (3, 5))
+    first = numbers(random, "mlm", 1, 77, 15)
     others = [
-        random.uniform("mlm", 1, 78, (3, 5)),
-        random.uniform("mlm", 2, 77, (3, 5)),
-        random.uniform("triple", 1, 77, (3, 5)),
-        KeyedRandom(4).uniform("mlm", 1, 77, (3, 5)),
+        numbers(random, "mlm", 1, 78, 15),
+        numbers(random, "mlm", 2, 77, 15),
+        numbers(random, "triple", 1, 77, 15),
+        numbers(KeyedRandom(4), "mlm", 1, 77, 15),
     ]
-    assert random.uniform("mlm", 1, 77, (3, 5)).tolist() == first.tolist()
+    assert numbers(random, "mlm", 1, 77, 15).tolist() == first.tolist()
     assert all((other != first).all() for other in others)
-    reference = np.random.Generator(np.random.Philox(key=0))
-    assert first.shape == reference.random((3, 5)).shape
     assert 0 <= first.min() < first.max() < 1
 
 
-def test_keyed_numbers_are_fixed_for_good():
-    assert KeyedRandom(42).uniform("mlm", 0, 7, 3).tolist() == [
-        0.9379564547192051,
-        0.12132385026980086,
-        0.07357967588599978,
+def test_numbers_of_many_documents_are_those_of_each():
+    random = KeyedRandom(3)
+    epochs, keys = np.array([0, 0, 5]), np.array([7, 8, 2**62])
+    together = random.uniform(random.streams("mlm", epochs, keys)[:, None], np.arange(4))
+    assert together.tolist() == [
+        numbers(random, "mlm", epoch, key, 4).tolist() for epoch, key in zip(epochs, keys, strict=True)
     ]
+    assert random.uniform(random.streams("mlm", epochs, keys), 3).tolist() == together[:, 3].tolist()
+
+
+def test_numbers_are_uniform_over_documents_epochs_and_places():
+    """Chi-square over 64 cells along each way of counting, and no correlation of neighbours."""
+    random = KeyedRandom(0)
+    n = 64_000
+    many = np.arange(n)
+    for found in (
+        random.uniform(random.streams("a", many * 0, many), 0),
+        random.uniform(random.streams("a", many, many * 0), 0),
+        numbers(random, "a", 0, 0, n),
+    ):
+        counts = np.histogram(found, 64, (0, 1))[0]
+        assert ((counts - n / 64) ** 2 / (n / 64)).sum() < 63 + 5 * np.sqrt(2 * 63)
+        assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_keyed_numbers_are_fixed_for_good():
+    assert numbers(KeyedRandom(42), "mlm", 0, 7, 2).tolist() == [0.6072072151287357, 0.9037237440540918]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from erica_dist.errors import UserError
-from erica_dist.stream.randomness import philox_key
+from erica_dist.stream.randomness import hashed
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def draw(examples: int, percent: float, seed: int, dev_percent: float) -> Split:
 
 
 def _permutation(seed: int, purpose: str, n: int) -> list[int]:
-    return np.random.Generator(np.random.Philox(key=philox_key(seed, purpose, 0, 0))).permutation(n).tolist()
+    return np.random.Generator(np.random.Philox(key=hashed(2, seed, purpose, 0, 0))).permutation(n).tolist()
 
 
 def from_file(path: str | Path, train_file: str | Path, examples: int, percent: float, seed: int, dev: bool) -> Split:

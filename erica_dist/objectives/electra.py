@@ -37,7 +37,7 @@ def sample_replacements(
         if disallow_correct:
             wide_KV = wide_KV.scatter(1, original_K[:, None], float("-inf"))
         probability_KV = functional.pad(wide_KV.softmax(1), (0, -wide_KV.shape[1] % BLOCK))
-        blocks_KNB = probability_KV.view(len(logits_KV), -1, BLOCK)
+        blocks_KNB = probability_KV.view(len(logits_KV), probability_KV.shape[1] // BLOCK, BLOCK)
         block_K, rest_K = _invert(blocks_KNB.sum(2, dtype=torch.float64), uniform_K, scaled=True)
         inside_KB = blocks_KNB[torch.arange(len(logits_KV), device=block_K.device), block_K].double()
         place_K, _ = _invert(inside_KB, rest_K, scaled=False)

@@ -37,15 +37,28 @@ def read_manifest(folder: str | Path, expected_format: str | None = None) -> dic
             names the command that makes the right one.
     """
     path = Path(folder) / MANIFEST
-    maker = _MADE_BY.get(expected_format or "", "erica-dist build-corpus` or `erica-dist tokenize")
+    maker = _maker(expected_format)
     if not Path(folder).is_dir():
         raise UserError(f"there is no folder {folder}; `{maker}` makes it")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{folder} holds no {MANIFEST}: it is unfinished or no shard folder; run `{maker}`") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return parse_manifest(folder, data, expected_format)
+
+
+def parse_manifest(folder: str | Path, data: bytes, expected_format: str | None = None) -> dict[str, Any]:
+    """`data` as the manifest of `folder` (a path or a URL), checked as by `read_manifest`.
+
+    Raises:
+        UserError: as `read_manifest`.
+    """
+    path = f"{str(folder).rstrip('/')}/{MANIFEST}"
+    maker = _maker(expected_format)
+    try:
+        manifest = json.loads(data)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); run `{maker}` again") from error
     if not isinstance(manifest, dict) or "format" not in manifest:
@@ -60,6 +73,10 @@ def read_manifest(folder: str | Path, expected_format: str | None = None) -> dic
     if manifest.get("complete") is not True:
         raise UserError(f"{folder} is incomplete; run `{_MADE_BY.get(found, maker)}` again, it goes on where it ended")
     return manifest
+
+
+def _maker(expected_format: str | None) -> str:
+    return _MADE_BY.get(expected_format or "", "erica-dist build-corpus` or `erica-dist tokenize")
 
 
 def write_manifest(folder: str | Path, manifest: Mapping[str, Any]) -> None:

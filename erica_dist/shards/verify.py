@@ -16,8 +16,9 @@ import numpy as np
 from erica_dist.errors import UserError
 from erica_dist.shards.blocks import COLUMNS, check_block
 from erica_dist.shards.documents import read_documents
+from erica_dist.shards.index import read_index, read_split_index
 from erica_dist.shards.manifest import CORPUS, KNOWLEDGE_BASE, TRAINING_SHARDS, read_manifest
-from erica_dist.shards.reader import read_index
+from erica_dist.shards.reader import ShardFolder
 from erica_dist.shards.tarfiles import read_members, sha256_file
 
 
@@ -166,7 +167,26 @@ def _verify_training(folder: Path, manifest: dict[str, Any]) -> Counter[str]:
         counts["shards"] += 1
         counts[shard["split"]] += shard["documents"]
         counts["tokens"] += shard["tokens"]
+    _check_compiled(folder, manifest)
+    for name, record in manifest.get("tokenizer_files", {}).items():
+        _check_hash(folder / "tokenizer" / name, record["sha256"])
     return counts
+
+
+def _check_compiled(folder: Path, manifest: dict[str, Any]) -> None:
+    """The compiled index of a split must say what the indices of its shards say."""
+    for split, record in manifest.get("indices", {}).items():
+        for name in ("lengths", "blocks"):
+            _check_hash(folder / record[name]["file"], record[name]["sha256"])
+        shards = [shard for shard in manifest["shards"] if shard["split"] == split]
+        beside = ShardFolder.open(folder, split)
+        single = read_split_index(str(folder), shards, manifest["kind"], None, beside.locate)
+        for part in ("lengths", "block_shard", "block_start", "offset_BC", "rows_BC"):
+            if not np.array_equal(getattr(beside.index, part), getattr(single, part)):
+                raise UserError(
+                    f"{folder / record['blocks']['file']}: does not say what the indices of the shards say; "
+                    "run `erica-dist tokenize` again"
+                )
 
 
 def _load(path: Path, name: str, data: bytes) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Documents and sequences to packed tensors: one micro-batch of ERICA or of ELECTRA.
 
-In: views of the shards, each with its epoch, and what model and job ask for. Out: an `EricaMicroBatch` or an
-`ElectraMicroBatch`. All that is random is a function of (seed, epoch, document key). Apart from reading the views and
-their random numbers, numpy works on the whole micro-batch at once.
+In: columns of documents, the epoch of each, and what model and job ask for. Out: an `EricaMicroBatch` or an
+`ElectraMicroBatch`. All that is random is a function of (seed, epoch, document key). numpy works on the whole
+micro-batch at once; nothing loops over documents.
 
 T packed tokens, D documents, E entities, M mentions, P pairs, Q queries, K masked positions.
 """
@@ -18,8 +18,9 @@ import torch
 
 from erica_dist.config import EricaConfig, EricaJob
 from erica_dist.errors import UserError
-from erica_dist.shards.reader import DocumentView, SequenceView, ShardFolder
-from erica_dist.stream import masking, ragged
+from erica_dist.shards import ragged
+from erica_dist.shards.gathering import Columns
+from erica_dist.stream import masking
 from erica_dist.stream.discrimination import query_candidates, relation_pairs, share_sentence
 from erica_dist.stream.documents import draw_triples, lay_out, surviving_entities
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, Packed
@@ -62,8 +63,8 @@ class EricaCollation:
     erica: EricaConfig
 
     @classmethod
-    def of(cls, folder: ShardFolder, job: EricaJob) -> EricaCollation:
-        """For the documents of `folder` under the settings of `job`.
+    def of(cls, tokenizer: dict[str, Any], relations: Sequence[dict[str, Any]], job: EricaJob) -> EricaCollation:
+        """For documents of the manifest's `tokenizer` and `relations` under the settings of `job`.
 
         Raises:
             UserError: a setting that leaves no sense.
@@ -72,9 +73,9 @@ class EricaCollation:
             raise UserError(f"erica.mask_probability must be in [0, 1), got {job.erica.mask_probability}")
         if job.model.max_length < 8:
             raise UserError(f"model.max_length={job.model.max_length} leaves no room for a document; give at least 8")
-        names = [relation["pieces"] for relation in folder.relations]
+        names = [relation["pieces"] for relation in relations]
         return cls(
-            vocabulary=Vocabulary.of(folder.tokenizer),
+            vocabulary=Vocabulary.of(tokenizer),
             name_pieces=np.array([piece for name in names for piece in name], np.int64),
             name_start=ragged.offsets(np.array([len(name) for name in names], np.int64)),
             max_length=job.model.max_length,
@@ -83,29 +84,26 @@ class EricaCollation:
 
 
 def collate_erica(
-    rd: Sequence[tuple[DocumentView, int]],
-    ed: Sequence[tuple[DocumentView, int]],
-    collation: EricaCollation,
-    random: KeyedRandom,
+    columns: Columns, epochs_D: np.ndarray, rd: int, collation: EricaCollation, random: KeyedRandom
 ) -> EricaMicroBatch:
-    """One micro-batch of the RD documents and the ED documents, each a pair (view, epoch).
+    """One micro-batch of documents, of which the first `rd` serve relation discrimination and the others ED.
 
     An ED document without a drawable triple becomes `[CLS] document [SEP]`, has no query and serves MLM only.
     """
-    both = [*rd, *ed]
-    documents = lay_out([view for view, _ in both])
-    is_rd_D = np.arange(len(both)) < len(rd)
+    documents = lay_out(columns)
+    size = len(documents)
+    is_rd_D = np.arange(size) < rd
     settings, name_start = collation.erica, collation.name_start
 
-    ask_D = np.array([0.0 if is_rd else _ask(random, *one) for is_rd, one in zip(is_rd_D, both, strict=True)])
+    ask_D = random.uniform(random.streams("triple", epochs_D, documents.keys), 0)
     room = collation.max_length - 3
     name_lengths = np.diff(name_start)
     draw = draw_triples(documents, name_lengths, room, ask_D, ~is_rd_D)
     head_start_Q = documents.token_start[draw.document_Q] + documents.first_start[draw.head_Q]
     head_count_Q = documents.first_end[draw.head_Q] - documents.first_start[draw.head_Q]
-    prompt_D = np.zeros(len(both), np.int64)  # pieces between [CLS] and the first [SEP] of an asked document
+    prompt_D = np.zeros(size, np.int64)  # pieces between [CLS] and the first [SEP] of an asked document
     prompt_D[draw.document_Q] = name_lengths[draw.relation_Q] + head_count_Q
-    asked_D = np.zeros(len(both), bool)
+    asked_D = np.zeros(size, bool)
     asked_D[draw.document_Q] = True
     kept_D = np.minimum(np.diff(documents.token_start), room + ~asked_D - prompt_D)
     alive_E = surviving_entities(documents, kept_D)
@@ -127,11 +125,8 @@ def collate_erica(
     second_T[ragged.spans(text_start_D[asked_D], kept_D[asked_D] + 1)] = 1
 
     of_rd_E = alive_E & is_rd_D[documents.entity_document]
-    uniform = [
-        random.uniform("no_relation", epoch, view.key, len(view.entity_hash) ** 2)
-        for view, epoch in (rd if settings.no_relation_pairs > 0 else ())
-    ]
-    pairs = relation_pairs(documents, of_rd_E, settings.no_relation_pairs, uniform)
+    unrelated_D = random.streams("no_relation", epochs_D, documents.keys)
+    pairs = relation_pairs(documents, of_rd_E, settings.no_relation_pairs, unrelated_D)
     candidates = query_candidates(documents, alive_E, draw, settings.other_tails_as_negatives)
 
     mention_count_M = (documents.mention_end - documents.mention_start)[alive_M]
@@ -145,12 +140,12 @@ def collate_erica(
             taking_part_E[entities] = True
         taking_part_M = taking_part_E[documents.mention_entity[alive_M]]
         may_mask_T[pieces_N[np.repeat(taking_part_M, mention_count_M)]] = False
+    may_mask = text[may_mask_T[text]]
     masked_T, positions_K, labels_K = masking.mlm_mask(
         ids_T,
-        may_mask_T,
-        ragged.row_of(np.diff(cu)),
-        _piece_uniforms(random, "mlm", both, kept_D, text, len(ids_T)),
-        len(both),
+        may_mask,
+        np.repeat(np.arange(size), kept_D)[may_mask_T[text]],
+        masking.Chance(random, epochs_D, documents.keys, text_start_D),
         settings.mask_probability,
         collation.vocabulary.mask_id,
         collation.vocabulary.ordinary_ids,
@@ -159,7 +154,7 @@ def collate_erica(
     number_E = np.cumsum(alive_E) - 1
     local_P = documents.entity_start[pairs.document_P]
     return EricaMicroBatch(
-        packed=_packed(masked_T, second_T, cu),
+        packed=_packed(masked_T, second_T, cu, collation.vocabulary),
         masked_positions_K=_tensor(positions_K),
         masked_labels_K=_tensor(labels_K),
         piece_positions_N=_tensor(pieces_N),
@@ -178,61 +173,55 @@ def collate_erica(
         query_tail_Q=_tensor(number_E[draw.tail_Q]),
         candidate_entity_C=_tensor(number_E[candidates.entity_C]),
         candidate_query_C=_tensor(candidates.query_C),
-        documents=len(both),
+        documents=size,
         tokens=len(ids_T),
     )
-
-
-def _ask(random: KeyedRandom, view: DocumentView, epoch: int) -> float:
-    return float(random.uniform("triple", epoch, view.key, 1)[0])
 
 
 # ------------------------------------------------------------------------------------------------ ELECTRA
 
 
 def collate_electra(
-    sequences: Sequence[tuple[SequenceView, int]],
+    columns: Columns,
+    epochs_D: np.ndarray,
     vocabulary: Vocabulary,
     max_length: int,
     probability: float,
     random: KeyedRandom,
 ) -> ElectraMicroBatch:
-    """One micro-batch of the sequences, each a pair (view, epoch).
+    """One micro-batch of sequences.
 
     A sequence that is longer than `max_length` with its special tokens loses its end.
     """
-    count_D = ragged.lengths([view.tokens for view, _ in sequences])
-    split_D = np.fromiter((view.segment_split for view, _ in sequences), np.int64, len(sequences))
+    count_D = columns.counts["token_offsets"]
+    split_D = columns.arrays["segment_split"].astype(np.int64)
     two_D = (split_D > 0) & (split_D < max_length - 3)
     kept_D = np.minimum(count_D, max_length - 2 - two_D)
     cu = ragged.offsets(kept_D + 2 + two_D)
+    sequence_N = ragged.row_of(kept_D)
     # a piece behind the split moves one place on, for the [SEP] between the segments
-    piece = ragged.within(kept_D)
-    behind = piece >= np.where(two_D, split_D, max_length)[ragged.row_of(kept_D)]
+    behind = ragged.within(kept_D) >= np.where(two_D, split_D, max_length)[sequence_N]
     text = ragged.spans(cu[:-1] + 1, kept_D) + behind
-    start_D = ragged.offsets(count_D)[:-1]
-    tokens = np.concatenate([view.tokens for view, _ in sequences]).astype(np.int64)
+    tokens = columns.arrays["tokens"][ragged.spans(ragged.offsets(count_D)[:-1], kept_D)].astype(np.int64)
     ids_T = np.full(cu[-1], vocabulary.sep_id, np.int64)
     ids_T[cu[:-1]] = vocabulary.cls_id
-    ids_T[text] = tokens[ragged.spans(start_D, kept_D)]
+    ids_T[text] = tokens
     second_T = np.zeros(len(ids_T), np.int64)
     second_T[ragged.spans((cu[:-1] + split_D + 2)[two_D], (kept_D - split_D + 1)[two_D])] = 1
-    may_mask_T = np.zeros(len(ids_T), bool)
-    may_mask_T[text] = ~vocabulary.special_V[ids_T[text]]
+    ordinary_N = ~vocabulary.special_V[tokens]
     positions_K, keep_K, uniform_K = masking.electra_mask(
-        may_mask_T,
-        ragged.row_of(np.diff(cu)),
-        _piece_uniforms(random, "electra", sequences, kept_D, text, len(ids_T)),
-        len(sequences),
+        text[ordinary_N],
+        sequence_N[ordinary_N],
+        masking.Chance(random, epochs_D, columns.arrays["document_key"], cu[:-1] + 1),
         probability,
         max_length,
     )
     return ElectraMicroBatch(
-        packed=_packed(ids_T, second_T, cu),
+        packed=_packed(ids_T, second_T, cu, vocabulary),
         masked_positions_K=_tensor(positions_K),
         keep_K=_tensor(keep_K),
         sample_uniform_K=_tensor(uniform_K),
-        documents=len(sequences),
+        documents=len(columns),
         tokens=len(ids_T),
     )
 
@@ -240,25 +229,10 @@ def collate_electra(
 # ------------------------------------------------------------------------------------------------ both
 
 
-def _piece_uniforms(
-    random: KeyedRandom,
-    purpose: str,
-    documents: Sequence[tuple[DocumentView | SequenceView, int]],
-    kept_D: np.ndarray,
-    text: np.ndarray,
-    tokens: int,
-) -> np.ndarray:
-    """float64 [3, T]: three numbers for each piece, a function of the whole document, wherever it was cut."""
-    uniform_3T = np.zeros((3, tokens))
-    drawn = [
-        random.uniform(purpose, epoch, view.key, (3, len(view.tokens)))[:, :kept]
-        for (view, epoch), kept in zip(documents, kept_D.tolist(), strict=True)
-    ]
-    uniform_3T[:, text] = np.concatenate(drawn, axis=1)
-    return uniform_3T
-
-
-def _packed(ids_T: np.ndarray, second_T: np.ndarray, cu: np.ndarray) -> Packed:
+def _packed(ids_T: np.ndarray, second_T: np.ndarray, cu: np.ndarray, vocabulary: Vocabulary) -> Packed:
+    if not len(ids_T):
+        ids_T, second_T = np.array([vocabulary.cls_id, vocabulary.sep_id]), np.zeros(2, np.int64)
+        cu = np.array([0, 2])
     lengths = np.diff(cu)
     return Packed(
         input_ids_T=_tensor(ids_T),

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from erica_dist.stream import ragged
+from erica_dist.shards import ragged
 from erica_dist.stream.documents import Documents, Draw
+from erica_dist.stream.randomness import KeyedRandom, smallest
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,11 @@ class Candidates:
     query_C: np.ndarray
 
 
-def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, uniform: list[np.ndarray]) -> Pairs:
+def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray) -> Pairs:
     """All labelled pairs of surviving entities, and up to `drawn` pairs of each document that hold no relation.
 
-    `uniform` has for each document one number for each ordered pair of its entities (before the cut), row by row; the
-    pairs with the smallest numbers are drawn. Documents at the end without an entity in `alive_E` need no numbers.
-    Barred pairs are neither labelled nor drawn.
+    The stream of random numbers of a document gives each ordered pair of its entities (before the cut), row by row, a
+    score; the pairs with the smallest scores are drawn. Barred pairs are neither labelled nor drawn.
     """
     rows = np.flatnonzero(alive_E[documents.triples[:, 0]] & alive_E[documents.triples[:, 1]])
     head, tail, relation = documents.triples[rows].T
@@ -48,7 +48,7 @@ def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, unifor
     first = np.flatnonzero(is_new)
     pair = np.cumsum(is_new) - 1
     label = np.arange(len(rows)) - first[pair]
-    none_head, none_tail, none_document = _unrelated_pairs(documents, alive_E, drawn, uniform)
+    none_head, none_tail, none_document = _unrelated_pairs(documents, alive_E, drawn, stream_D)
     labels_PL = np.full((len(first) + len(none_head), int(label.max(initial=0)) + 1), -1, np.int64)
     labels_PL[pair, label] = relation
     return Pairs(
@@ -60,34 +60,34 @@ def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, unifor
 
 
 def _unrelated_pairs(
-    documents: Documents, alive_E: np.ndarray, drawn: int, uniform: list[np.ndarray]
+    documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Heads, tails and documents of the drawn pairs, sorted by document, head, tail."""
     if drawn <= 0:
         none = np.zeros(0, np.int64)
         return none, none, none
-    first_D = documents.entity_start[:-1]
-    count_D = np.diff(documents.entity_start)
-    square_D = count_D * count_D
+    # only documents with a surviving entity: those of ED have none here
+    first_D, count_D = documents.entity_start[:-1], np.diff(documents.entity_start)
+    has_D = np.zeros(len(documents), bool)
+    has_D[documents.entity_document[alive_E]] = True
+    square_D = np.where(has_D, count_D * count_D, 0)
     cell_start = ragged.offsets(square_D)
-    allowed = np.repeat(alive_E, count_D[documents.entity_document])  # by head
-    for pairs, document in (
+    document = ragged.row_of(square_D)
+    place = ragged.within(square_D)
+    head = place // count_D[document]
+    tail = place - head * count_D[document]
+    head, tail = head + first_D[document], tail + first_D[document]
+    allowed = alive_E[head] & alive_E[tail] & (head != tail)
+    for pairs, owner in (
         (documents.triples[:, :2], documents.triple_document),
         (documents.barred, documents.barred_document),
-        (np.repeat(np.arange(len(alive_E)), 2).reshape(-1, 2), documents.entity_document),
     ):
-        head, tail = (pairs - first_D[document][:, None]).T
-        allowed[cell_start[document] + head * count_D[document] + tail] = False
+        here = has_D[owner]
+        (heads, tails), owner = (pairs[here] - first_D[owner[here]][:, None]).T, owner[here]
+        allowed[cell_start[owner] + heads * count_D[owner] + tails] = False
     cell = np.flatnonzero(allowed)
-    document = ragged.row_of(square_D)[cell]
-    place = cell - cell_start[document]
-    head, tail = first_D[document] + place // count_D[document], first_D[document] + place % count_D[document]
-    kept = alive_E[tail]
-    cell, document, head, tail = cell[kept], document[kept], head[kept], tail[kept]
-    score = np.concatenate(uniform)[cell] if uniform else np.zeros(0)
-    order = np.lexsort((score, document))
-    available_D = np.bincount(document, minlength=len(documents))
-    chosen = np.sort(order[ragged.within(available_D) < drawn])
+    score = KeyedRandom.bits(stream_D[document[cell]], place[cell])
+    chosen = cell[smallest(document[cell], score, np.full(len(documents), drawn))]
     return head[chosen], tail[chosen], document[chosen]
 
 

@@ -1,20 +1,19 @@
 """Documents of one micro-batch laid one after the other, and what of them survives when their sequences are cut.
 
-In: document views and how many leading pieces of each are kept. Out: flat arrays that number documents, mentions and
-entities over the whole micro-batch. No loop runs over mentions, entities or pairs.
+In: columns of documents as the shards give them, and how many leading pieces of each are kept. Out: flat arrays that
+number documents, mentions and entities over the whole micro-batch. No loop runs over documents, mentions or pairs.
 
 D documents, T0 pieces, M mentions, E entities, R labelled triples, X barred pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from erica_dist.shards.reader import DocumentView
-from erica_dist.stream import ragged
+from erica_dist.shards import ragged
+from erica_dist.shards.gathering import Columns
 
 NEVER = np.iinfo(np.int64).max
 
@@ -44,47 +43,41 @@ class Documents:
         return len(self.keys)
 
 
-def lay_out(views: Sequence[DocumentView]) -> Documents:
-    """The views as flat arrays."""
-    token_start = ragged.offsets(ragged.lengths([view.tokens for view in views]))
-    entity_counts = ragged.lengths([view.entity_hash for view in views])
-    entity_start = ragged.offsets(entity_counts)
-    mention_document = ragged.row_of(ragged.lengths([view.mention_entity for view in views]))
-    triple_document = ragged.row_of(ragged.lengths([view.relations for view in views]))
-    barred_document = ragged.row_of(ragged.lengths([view.barred for view in views]))
-    spans = _joined([view.mention_spans for view in views], 2)
-    entity = _joined([view.mention_entity for view in views]) + entity_start[mention_document]
-    triples = _joined([view.relations for view in views], 3)
+def lay_out(columns: Columns) -> Documents:
+    """The columns as flat arrays."""
+    counts, arrays = columns.counts, columns.arrays
+    entity_start = ragged.offsets(counts["entity_offsets"])
+    mention_document = ragged.row_of(counts["mention_offsets"])
+    triple_document = ragged.row_of(counts["relation_offsets"])
+    barred_document = ragged.row_of(counts["barred_offsets"])
+    spans = arrays["mention_spans"].astype(np.int64)
+    start, end = np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
+    entity = arrays["mention_entity"] + entity_start[mention_document]
+    triples = arrays["relations"].astype(np.int64)
     triples[:, :2] += entity_start[triple_document][:, None]
     # mentions do not overlap, so the mention that starts first also ends first
     first_start = np.full(entity_start[-1], NEVER)
     first_end = np.full(entity_start[-1], NEVER)
-    np.minimum.at(first_start, entity, spans[:, 0])
-    np.minimum.at(first_end, entity, spans[:, 1])
+    np.minimum.at(first_start, entity, start)
+    np.minimum.at(first_end, entity, end)
     return Documents(
-        keys=np.array([view.key for view in views], np.int64),
-        tokens=_joined([view.tokens for view in views]),
-        token_start=token_start,
+        keys=arrays["document_key"].astype(np.int64),
+        tokens=arrays["tokens"].astype(np.int64),
+        token_start=ragged.offsets(counts["token_offsets"]),
         entity_start=entity_start,
-        entity_document=ragged.row_of(entity_counts),
+        entity_document=ragged.row_of(counts["entity_offsets"]),
         mention_document=mention_document,
-        mention_start=np.ascontiguousarray(spans[:, 0]),
-        mention_end=np.ascontiguousarray(spans[:, 1]),
+        mention_start=start,
+        mention_end=end,
         mention_entity=entity,
-        mention_sentence=_joined([view.mention_sentence for view in views]),
+        mention_sentence=arrays["mention_sentence"].astype(np.int64),
         first_start=first_start,
         first_end=first_end,
         triple_document=triple_document,
         triples=triples,
         barred_document=barred_document,
-        barred=_joined([view.barred for view in views], 2) + entity_start[barred_document][:, None],
+        barred=arrays["barred"] + entity_start[barred_document][:, None],
     )
-
-
-def _joined(arrays: Sequence[np.ndarray], width: int = 0) -> np.ndarray:
-    if not arrays:
-        return np.zeros((0, width) if width else 0, np.int64)
-    return np.concatenate(arrays).astype(np.int64)
 
 
 def surviving_entities(documents: Documents, kept_D: np.ndarray) -> np.ndarray:

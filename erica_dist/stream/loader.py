@@ -1,6 +1,6 @@
 """The stream that trainers iterate over: for each optimizer step, this rank's micro-batches, made ahead by workers.
 
-In: a shard folder and a job. Out: one `StepBatch` a step. The global batch of a step is a pure function of the seed and
+In: the corpora and a job. Out: one `StepBatch` a step. The global batch of a step is a pure function of the seed and
 the step; every rank computes it, deals it, and reads its own part only. The state is the number of steps consumed:
 starting at step k costs the same as starting at 0, and gives what the unbroken run would have got.
 """
@@ -8,7 +8,7 @@ starting at step k costs the same as starting at 0, and gives what the unbroken 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -18,16 +18,19 @@ import torch
 from erica_dist.config import ElectraJob, EricaJob, accumulation
 from erica_dist.errors import UserError
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.stream.batches import deal
+from erica_dist.stream.batches import deal, deal_by_budget
 from erica_dist.stream.collate import EricaCollation, Vocabulary, collate_electra, collate_erica
+from erica_dist.stream.corpora import Corpora
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, mapped
-from erica_dist.stream.order import epoch_order, global_batch
 from erica_dist.stream.prefetch import Prefetch
 from erica_dist.stream.randomness import KeyedRandom
 
 VALIDATION_SEED = 0  # held-out scores of two runs compare only on the same documents, masks and draws
+HEAD_PIECES = 8  # that an ED document's prompt is taken to have for its head, when tokens are counted before reading
 
 MicroBatch = TypeVar("MicroBatch", EricaMicroBatch, ElectraMicroBatch)
+# (documents, their epochs, how many of them are of the batch's first half) -> micro-batch and faults
+Collate = Callable[[np.ndarray, np.ndarray, int], tuple[MicroBatch, list[str]]]
 
 
 @dataclass
@@ -39,6 +42,7 @@ class StepBatch(Generic[MicroBatch]):
     documents: int  # of this rank
     tokens: int  # of this rank
     epoch: float  # passes over the split that are complete after this step, over all ranks
+    faults: list[str]  # documents of this rank that were left out as damaged, and why
 
 
 class _Stream(Generic[MicroBatch]):
@@ -46,41 +50,63 @@ class _Stream(Generic[MicroBatch]):
 
     def __init__(
         self,
-        folder: ShardFolder,
+        corpora: Corpora,
         job: EricaJob | ElectraJob,
         rank: int,
         ranks: int,
         start_step: int,
         parts: int,
-        collate: Callable[[np.ndarray, np.ndarray], MicroBatch],
+        prompt: int,
+        collate: Collate[MicroBatch],
     ):
-        if len(folder) == 0:
-            raise UserError(f"no training samples: the split {folder.split!r} of {folder.folder} is empty")
+        if len(corpora) == 0:
+            raise UserError(f"no training samples: the training split of {corpora.place} is empty")
         if job.data.workers < 0:
             raise UserError(f"data.workers must not be negative, got {job.data.workers}")
         self.steps = range(start_step, job.train.steps)
-        self.accumulation = accumulation(job.train, ranks, even_micro_batch=parts == 2)
-        self._folder = folder
-        self._seed = job.train.seed
+        self.accumulation = accumulation(job.train, ranks, even_micro_batch=parts == 2)  # 0: by the token budget
+        self._budget = job.train.micro_tokens
+        self._longest = job.model.max_length
+        if 0 < self._budget < self._longest:
+            raise UserError(
+                f"train.micro_tokens={self._budget} is below model.max_length={self._longest}: a document may not fit"
+            )
+        self._corpora = corpora
+        self._orders = corpora.orders(job.train.seed)
         self._batch = job.train.global_batch
         self._rank = rank
         self._ranks = ranks
         self._parts = parts
+        # [CLS] and [SEP], and what each part of the global batch puts before its documents
+        self._extra = np.repeat([2, 2 + prompt][:parts], -(-self._batch // parts))[: self._batch]
         self._workers = job.data.workers
-        self._collate: Callable[[np.ndarray, np.ndarray], MicroBatch] = collate
+        self._collate: Collate[MicroBatch] = collate
         self._running: Generator[StepBatch[MicroBatch]] | None = None
 
     def step(self, step: int) -> StepBatch[MicroBatch]:
-        """The batch of one step, made in this process."""
-        epochs, indices = global_batch(self._seed, step, self._batch, len(self._folder))
-        dealt = deal(self._folder.lengths[indices], self._ranks, self.accumulation, self._parts)[self._rank]
-        micro_batches = [self._collate(indices[positions], epochs[positions]) for positions in dealt]
+        """The batch of one step, made in this process.
+
+        Raises:
+            UserError: a document is damaged (data.damaged=strict), or a shard cannot be had.
+        """
+        epochs, documents = self._orders.at(self._places(step))
+        if self._corpora.remote:
+            self._look_ahead(step)
+        tokens = np.minimum(self._corpora.lengths(documents) + self._extra, self._longest)
+        if self._budget:
+            dealt = deal_by_budget(tokens, self._ranks, self._budget, self._parts)[self._rank]
+        else:
+            dealt = deal(tokens, self._ranks, self.accumulation, self._parts)[self._rank]
+        half = -(-self._batch // self._parts)
+        made = [self._collate(documents[at], epochs[at], int((at < half).sum())) for at in dealt]
+        micro_batches = [micro_batch for micro_batch, _ in made]
         return StepBatch(
             step=step,
             micro_batches=micro_batches,
             documents=sum(micro_batch.documents for micro_batch in micro_batches),
             tokens=sum(micro_batch.tokens for micro_batch in micro_batches),
-            epoch=(step + 1) * self._batch / len(self._folder),
+            epoch=self._orders.epochs_done((step + 1) * self._batch),
+            faults=[fault for _, faults in made for fault in faults],
         )
 
     def __len__(self) -> int:
@@ -90,6 +116,14 @@ class _Stream(Generic[MicroBatch]):
         self.close()
         self._running = self._run()
         return self._running
+
+    def _places(self, step: int) -> np.ndarray:
+        return np.arange(step * self._batch, (step + 1) * self._batch, dtype=np.int64)
+
+    def _look_ahead(self, step: int) -> None:
+        """Name the shards of a later step, so that they are there when it comes: a quarter of a window ahead."""
+        later = step + max(1, self._orders.window_documents // 4 // self._batch)
+        self._corpora.fetch_ahead(self._orders.at(self._places(later))[1])
 
     def _run(self) -> Generator[StepBatch[MicroBatch]]:
         if self._workers == 0:
@@ -104,7 +138,7 @@ class _Stream(Generic[MicroBatch]):
         # arrays travel through the pipe by value; tensors would take shared memory and a descriptor each
         batch = self.step(step)
         arrays = [mapped(micro_batch, lambda tensor: tensor.numpy()) for micro_batch in batch.micro_batches]
-        return StepBatch(batch.step, arrays, batch.documents, batch.tokens, batch.epoch)
+        return replace(batch, micro_batches=arrays)
 
     def close(self) -> None:
         """End the running iteration and its workers."""
@@ -124,71 +158,78 @@ class _Stream(Generic[MicroBatch]):
 class EricaStream(_Stream[EricaMicroBatch]):
     """Training documents for ERICA: the first half of each global batch is for RD, the second for ED."""
 
-    def __init__(self, folder: ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1, start_step: int = 0):
-        """The stream of `rank` out of `ranks`, from `start_step` on.
+    def __init__(
+        self, corpora: Corpora | ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1, start_step: int = 0
+    ):
+        """The stream of `rank` out of `ranks`, from `start_step` on. A folder stands for the corpus in it.
 
         Raises:
             UserError: a folder of sequences, an empty split, or a global batch that does not divide.
         """
-        _check_kind(folder, "documents", "ERICA")
-        collate = _erica_collate(folder, job, job.train.seed)
-
-        def halves(indices: np.ndarray, epochs: np.ndarray) -> EricaMicroBatch:
-            half = len(indices) // 2
-            return collate(indices[:half], epochs[:half], indices[half:], epochs[half:])
-
-        super().__init__(folder, job, rank, ranks, start_step, 2, halves)
+        corpora = _checked(corpora, "documents", "ERICA")
+        collation = EricaCollation.of(corpora.tokenizer, corpora.relations, job)
+        prompt = int(np.diff(collation.name_start).max(initial=0)) + HEAD_PIECES + 1
+        collate = _erica_collate(corpora, collation, job.train.seed)
+        super().__init__(corpora, job, rank, ranks, start_step, 2, prompt, collate)
 
 
 class ElectraStream(_Stream[ElectraMicroBatch]):
     """Training sequences for ELECTRA."""
 
-    def __init__(self, folder: ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1, start_step: int = 0):
-        """The stream of `rank` out of `ranks`, from `start_step` on.
+    def __init__(
+        self, corpora: Corpora | ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1, start_step: int = 0
+    ):
+        """The stream of `rank` out of `ranks`, from `start_step` on. A folder stands for the corpus in it.
 
         Raises:
             UserError: a folder of documents, an empty split, or a global batch that does not divide.
         """
-        _check_kind(folder, "sequences", "ELECTRA")
-        super().__init__(folder, job, rank, ranks, start_step, 1, _electra_collate(folder, job, job.train.seed))
+        corpora = _checked(corpora, "sequences", "ELECTRA")
+        collate = _electra_collate(corpora, job, job.train.seed)
+        super().__init__(corpora, job, rank, ranks, start_step, 1, 0, collate)
 
 
 # ------------------------------------------------------------------------------------------------ held-out documents
 
 
-def erica_validation(folder: ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1) -> list[EricaMicroBatch | None]:
+def erica_validation(
+    corpora: Corpora | ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1
+) -> list[EricaMicroBatch | None]:
     """This rank's micro-batches of held-out documents; as many entries on every rank, None where a rank has one less.
 
     The micro-batches are the same at any number of ranks, in every run. Each holds half a micro-batch of documents,
     once for RD and once for ED; at most `data.validation_documents` documents in all.
     """
-    _check_kind(folder, "documents", "ERICA")
-    collate = _erica_collate(folder, job, VALIDATION_SEED)
-    chunks = _held_out(folder, job, max(1, job.train.micro_batch // 2))
-    return _deal_chunks(chunks, rank, ranks, lambda indices, epochs: collate(indices, epochs, indices, epochs))
+    corpora = _checked(corpora, "documents", "ERICA")
+    collate = _erica_collate(corpora, EricaCollation.of(corpora.tokenizer, corpora.relations, job), VALIDATION_SEED)
+    chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
+    return _deal_chunks([np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2)
 
 
 def electra_validation(
-    folder: ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1
+    corpora: Corpora | ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1
 ) -> list[ElectraMicroBatch | None]:
     """This rank's micro-batches of held-out sequences; see `erica_validation`."""
-    _check_kind(folder, "sequences", "ELECTRA")
-    chunks = _held_out(folder, job, max(1, job.train.micro_batch))
-    return _deal_chunks(chunks, rank, ranks, _electra_collate(folder, job, VALIDATION_SEED))
+    corpora = _checked(corpora, "sequences", "ELECTRA")
+    chunks = _held_out(corpora, job, max(1, job.train.micro_batch))
+    return _deal_chunks(chunks, rank, ranks, _electra_collate(corpora, job, VALIDATION_SEED), 1)
 
 
-def _held_out(folder: ShardFolder, job: EricaJob | ElectraJob, size: int) -> list[np.ndarray]:
-    limit = min(job.data.validation_documents, len(folder))
+def _held_out(corpora: Corpora, job: EricaJob | ElectraJob, size: int) -> list[np.ndarray]:
+    limit = min(job.data.validation_documents, len(corpora))
     if limit <= 0:
         return []
-    chosen = epoch_order(VALIDATION_SEED, 0, len(folder))[:limit]
-    return [chosen[first : first + size] for first in range(0, limit, size)]
+    epochs, documents = corpora.orders(VALIDATION_SEED).at(np.arange(limit))
+    chosen = documents[epochs == 0]  # of several corpora a small one may be through before
+    return [chosen[first : first + size] for first in range(0, len(chosen), size)]
 
 
 def _deal_chunks(
-    chunks: list[np.ndarray], rank: int, ranks: int, collate: Callable[[np.ndarray, np.ndarray], MicroBatch]
+    chunks: list[np.ndarray], rank: int, ranks: int, collate: Collate[MicroBatch], parts: int
 ) -> list[MicroBatch | None]:
-    mine: list[MicroBatch | None] = [collate(chunk, np.zeros_like(chunk)) for chunk in chunks[rank::ranks]]
+    mine: list[MicroBatch | None] = [
+        collate(chunk, np.zeros_like(chunk), len(chunk) // parts)[0] for chunk in chunks[rank::ranks]
+    ]
     return mine + [None] * (-(-len(chunks) // ranks) - len(mine))
 
 
@@ -210,38 +251,36 @@ def check_tokenizer(manifest: Mapping[str, Any], tokenizer_fingerprint: str) -> 
         )
 
 
-def _check_kind(folder: ShardFolder, kind: str, model: str) -> None:
-    if folder.kind != kind:
+def _checked(corpora: Corpora | ShardFolder, kind: str, model: str) -> Corpora:
+    if corpora.kind != kind:
         raise UserError(
-            f"{folder.folder} holds {folder.kind}, {model} trains on {kind}: run `erica-dist tokenize --kind {kind}` "
+            f"{corpora.place} holds {corpora.kind}, {model} trains on {kind}: run `erica-dist tokenize --kind {kind}` "
             "and give its folder as data.shards"
         )
+    return Corpora([corpora]) if isinstance(corpora, ShardFolder) else corpora
 
 
-def _erica_collate(
-    folder: ShardFolder, job: EricaJob, seed: int
-) -> Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], EricaMicroBatch]:
-    collation, random = EricaCollation.of(folder, job), KeyedRandom(seed)
+def _erica_collate(corpora: Corpora, collation: EricaCollation, seed: int) -> Collate[EricaMicroBatch]:
+    random = KeyedRandom(seed)
 
-    def collate(rd: np.ndarray, rd_epochs: np.ndarray, ed: np.ndarray, ed_epochs: np.ndarray) -> EricaMicroBatch:
-        return collate_erica(_views(folder, rd, rd_epochs), _views(folder, ed, ed_epochs), collation, random)
-
-    return collate
-
-
-def _electra_collate(
-    folder: ShardFolder, job: ElectraJob, seed: int
-) -> Callable[[np.ndarray, np.ndarray], ElectraMicroBatch]:
-    if not 0 < job.electra.mask_prob < 1:
-        raise UserError(f"electra.mask_prob must be between 0 and 1, got {job.electra.mask_prob}")
-    vocabulary, random = Vocabulary.of(folder.tokenizer), KeyedRandom(seed)
-
-    def collate(indices: np.ndarray, epochs: np.ndarray) -> ElectraMicroBatch:
-        views = _views(folder, indices, epochs)
-        return collate_electra(views, vocabulary, job.model.max_length, job.electra.mask_prob, random)
+    def collate(documents: np.ndarray, epochs: np.ndarray, rd: int) -> tuple[EricaMicroBatch, list[str]]:
+        columns = corpora.read(documents)
+        whole_rd = int((columns.taken < rd).sum())
+        batch = collate_erica(columns, epochs[columns.taken], whole_rd, collation, random)
+        return batch, [fault.text for fault in columns.faults]
 
     return collate
 
 
-def _views(folder: ShardFolder, indices: np.ndarray, epochs: np.ndarray) -> list[tuple[Any, int]]:
-    return [(folder.document(index), epoch) for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True)]
+def _electra_collate(corpora: Corpora, job: ElectraJob, seed: int) -> Collate[ElectraMicroBatch]:
+    probability, max_length = job.electra.mask_prob, job.model.max_length
+    if not 0 < probability < 1:
+        raise UserError(f"electra.mask_prob must be between 0 and 1, got {probability}")
+    vocabulary, random = Vocabulary.of(corpora.tokenizer), KeyedRandom(seed)
+
+    def collate(documents: np.ndarray, epochs: np.ndarray, _: int) -> tuple[ElectraMicroBatch, list[str]]:
+        columns = corpora.read(documents)
+        batch = collate_electra(columns, epochs[columns.taken], vocabulary, max_length, probability, random)
+        return batch, [fault.text for fault in columns.faults]
+
+    return collate

@@ -1,14 +1,19 @@
 """Which pieces are masked, and what stands in their place: masked language modelling (ERICA) and ELECTRA.
 
-In: the packed pieces of a micro-batch, which of them may be masked, the sequence each belongs to, and uniform numbers
-that belong to the documents. Out: masked positions and what replaces them. Nothing random happens here.
+In: the packed pieces of a micro-batch, which of them may be masked, the sequence each belongs to, and a `Chance`: the
+streams of random numbers of the documents. Out: masked positions and what replaces them. A piece's numbers depend on
+its place in the document, wherever that was cut.
 
-T packed tokens, B sequences, K masked positions.
+T packed tokens, B sequences, N pieces that may be masked, K masked positions.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+
+from erica_dist.stream.randomness import KeyedRandom, smallest
 
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen pieces that become the mask token or a random piece; the rest stays
 ELECTRA_MASKED = 0.85  # share of the chosen pieces that the generator sees as the mask token
@@ -25,39 +30,47 @@ def mask_counts(eligible: np.ndarray, probability: float, largest: int | None = 
     return np.minimum(np.maximum(counts, int(probability > 0)), eligible)
 
 
-def choose(eligible_T: np.ndarray, sequence_T: np.ndarray, score_T: np.ndarray, counts_B: np.ndarray) -> np.ndarray:
-    """Rising positions in T of the `counts_B` eligible pieces with the smallest score of each sequence."""
-    positions = np.flatnonzero(eligible_T)
-    sequence = sequence_T[positions]
-    order = np.lexsort((score_T[positions], sequence))
-    available_B = np.bincount(sequence, minlength=len(counts_B))
-    start_B = np.cumsum(available_B) - available_B
-    sequence = sequence[order]
-    rank = np.arange(len(order)) - start_B[sequence]
-    return np.sort(positions[order[rank < counts_B[sequence]]])
+@dataclass(frozen=True)
+class Chance:
+    """Random numbers of the pieces of a micro-batch."""
+
+    random: KeyedRandom
+    epochs: np.ndarray  # int64 [B]
+    keys: np.ndarray  # int64 [B], of the documents
+    start: np.ndarray  # int64 [B], position in T of each document's first piece
+
+    def bits(self, purpose: str, sequence_N: np.ndarray, position_N: np.ndarray) -> np.ndarray:
+        """uint64 [N] for the pieces at `position_N`, each of sequence `sequence_N`."""
+        streams = self.random.streams(purpose, self.epochs, self.keys)
+        return self.random.bits(streams[sequence_N], position_N - self.start[sequence_N])
+
+    def uniform(self, purpose: str, sequence_N: np.ndarray, position_N: np.ndarray) -> np.ndarray:
+        """float64 [N] in [0, 1); as `bits`."""
+        streams = self.random.streams(purpose, self.epochs, self.keys)
+        return self.random.uniform(streams[sequence_N], position_N - self.start[sequence_N])
 
 
 def mlm_mask(
     ids_T: np.ndarray,
-    eligible_T: np.ndarray,
-    sequence_T: np.ndarray,
-    uniform_3T: np.ndarray,
-    sequences: int,
+    positions_N: np.ndarray,
+    sequence_N: np.ndarray,
+    chance: Chance,
     probability: float,
     mask_id: int,
     ordinary_ids: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masked copy of `ids_T`, masked positions K (rising) and their original ids K.
 
-    `uniform_3T` drives which pieces are chosen, what becomes of each, and the random piece, which is one of
-    `ordinary_ids` (the vocabulary without special tokens).
+    `positions_N` (rising) are the pieces that may be masked, `sequence_N` the sequence of each. A random piece is one
+    of `ordinary_ids` (the vocabulary without special tokens).
     """
-    available_B = np.bincount(sequence_T[eligible_T], minlength=sequences)
-    counts_B = mask_counts(available_B, probability)
-    positions_K = choose(eligible_T, sequence_T, uniform_3T[0], counts_B)
+    available_B = np.bincount(sequence_N, minlength=len(chance.keys))
+    score_N = chance.bits("mlm choice", sequence_N, positions_N)
+    chosen = smallest(sequence_N, score_N, mask_counts(available_B, probability))
+    positions_K, sequence_K = positions_N[chosen], sequence_N[chosen]
     labels_K = ids_T[positions_K]
-    action_K = uniform_3T[1, positions_K]
-    random_K = ordinary_ids[(uniform_3T[2, positions_K] * len(ordinary_ids)).astype(np.int64)]
+    action_K = chance.uniform("mlm action", sequence_K, positions_K)
+    random_K = ordinary_ids[(chance.uniform("mlm piece", sequence_K, positions_K) * len(ordinary_ids)).astype(np.int64)]
     shown_K = np.where(action_K < MASKED, mask_id, np.where(action_K < MASKED + RANDOM, random_K, labels_K))
     masked_T = ids_T.copy()
     masked_T[positions_K] = shown_K
@@ -65,18 +78,15 @@ def mlm_mask(
 
 
 def electra_mask(
-    eligible_T: np.ndarray,
-    sequence_T: np.ndarray,
-    uniform_3T: np.ndarray,
-    sequences: int,
-    probability: float,
-    max_length: int,
+    positions_N: np.ndarray, sequence_N: np.ndarray, chance: Chance, probability: float, max_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masked positions K (rising, without repeats), which of them keep their token, and a uniform number for each.
 
-    At most int((probability + 0.005) * max_length) of a sequence, at least one.
+    At most int((probability + 0.005) * max_length) of a sequence, at least one. Arguments as of `mlm_mask`.
     """
-    available_B = np.bincount(sequence_T[eligible_T], minlength=sequences)
+    available_B = np.bincount(sequence_N, minlength=len(chance.keys))
     counts_B = mask_counts(available_B, probability, max(1, int((probability + 0.005) * max_length)))
-    positions_K = choose(eligible_T, sequence_T, uniform_3T[0], counts_B)
-    return positions_K, uniform_3T[1, positions_K] >= ELECTRA_MASKED, uniform_3T[2, positions_K]
+    chosen = smallest(sequence_N, chance.bits("electra choice", sequence_N, positions_N), counts_B)
+    positions_K, sequence_K = positions_N[chosen], sequence_N[chosen]
+    keep_K = chance.uniform("electra keep", sequence_K, positions_K) >= ELECTRA_MASKED
+    return positions_K, keep_K, chance.uniform("electra sample", sequence_K, positions_K)

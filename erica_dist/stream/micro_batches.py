@@ -1,5 +1,8 @@
 """What the stream hands to training: packed tensors of one micro-batch, sequences one after the other without padding.
 
+A micro-batch whose documents were all left out as damaged holds one sequence without a document, `[CLS] [SEP]`, so that
+the model has something to run on; its `documents` and `tokens` are 0.
+
 Shape letters: T packed tokens, B sequences, K masked positions, M mentions, N pieces of mentions, E entities, P pairs,
 L labels of a pair, Q queries, C candidates.
 """
@@ -56,7 +59,7 @@ class EricaMicroBatch:
     candidate_entity_C: Tensor  # int64, entity numbers; the positive tail is among them
     candidate_query_C: Tensor  # int64, the query of each candidate, 0..Q-1, rising
     documents: int
-    tokens: int  # T
+    tokens: int  # T; 0 without documents
 
     def to(self, device: torch.device | str) -> EricaMicroBatch:
         """The same on another device."""
@@ -72,7 +75,7 @@ class ElectraMicroBatch:
     keep_K: Tensor  # bool: the generator sees the token itself; False: it sees the mask token
     sample_uniform_K: Tensor  # float64 in [0, 1): drives the sampling of the replacement
     documents: int  # sequences
-    tokens: int  # T
+    tokens: int  # T; 0 without documents
 
     def to(self, device: torch.device | str) -> ElectraMicroBatch:
         """The same on another device."""

@@ -117,22 +117,28 @@ def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], kee
     return final
 
 
-def check(folder: Path, order: dict[str, Any], world_size: int) -> int:
+def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: bool = False) -> int:
     """The step of a complete checkpoint that a job may go on from.
 
     Args:
         order: what decides which document is read when, as given to `save`. A run that changed it half-way would skip
             some documents and repeat others.
+        allow_changed: go on although the shards have changed: at the same step, in the order of the new ones.
 
     Raises:
         UserError: the checkpoint was written under another `order`, or by another number of ranks.
     """
     state = read_state(folder)
     changed = [
-        f"{key} {state.get(key)} there and {value} here" for key, value in order.items() if state.get(key) != value
+        f"{key} {state.get(key)} there and {value} here"
+        for key, value in order.items()
+        if state.get(key) != value and not (allow_changed and key == "shards")
     ]
     if changed:
-        raise UserError(f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir")
+        raise UserError(
+            f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir (shards that "
+            "were changed on purpose: data.allow_changed=true)"
+        )
     if state["ranks"] != world_size:
         raise UserError(
             f"{folder} was written by {state['ranks']} rank(s) and this job has {world_size}: start it with "

@@ -95,10 +95,13 @@ def engine_config(train: TrainConfig, accumulation: int) -> dict[str, Any]:
         raise UserError(f"cannot read the DeepSpeed configuration {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is no valid JSON: {error}") from error
+    if accumulation:
+        sizes = (train.global_batch, train.micro_batch, accumulation)
+    else:  # under a token budget they change from step to step; DeepSpeed must only know that gradients accumulate
+        sizes = (2 * ranks(), 1, 2)
+    batch_names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     decided = {
-        "train_batch_size": train.global_batch,
-        "train_micro_batch_size_per_gpu": train.micro_batch,
-        "gradient_accumulation_steps": accumulation,
+        **dict(zip(batch_names, sizes, strict=True)),
         "gradient_clipping": train.clip_norm,
         **_precision(train),
     }

@@ -19,7 +19,7 @@ from erica_dist import config, settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
 from erica_dist.offline import stay_offline
-from erica_dist.shards.reader import ShardFolder
+from erica_dist.stream.corpora import Corpora, open_corpora
 from erica_dist.training import checkpoint
 from erica_dist.training.cluster import ClusterInfo, map_environment
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
@@ -63,25 +63,23 @@ def complain(launcher: str, error: UserError) -> None:
 def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     if not job.run.dir:
         raise UserError("run.dir is not set: give the folder of this run, such as run.dir=runs/first")
-    if not job.data.shards:
-        raise UserError("data.shards is not set: give the folder that `erica-dist tokenize` wrote")
     job.run.dir = str(Path(job.run.dir).absolute())
     job.run.name = job.run.name or Path(job.run.dir).name
     accumulation = config.accumulation(job.train, cluster.world_size, even_micro_batch=kind == "erica")
     if job.train.zero_stage not in (0, 1, 2, 3):
         raise UserError(f"train.zero_stage={job.train.zero_stage} must be 0, 1, 2 or 3")
-    folder = ShardFolder.open(job.data.shards, split="train")
-    _check_kind(kind, folder)
-    _check_tokenizer(job.model.init, folder)
+    corpora = open_corpora(job.data, "train")
+    _check_kind(kind, corpora)
+    _check_tokenizer(job.model.init, corpora)
 
-    if _finished(kind, job, folder, cluster):
+    if _finished(kind, job, corpora, cluster):
         return 0
 
     from erica_dist.training import engine as engines
 
     engines.start_process_group()
     try:
-        return _train_on_ranks(kind, job, folder, accumulation, cluster)
+        return _train_on_ranks(kind, job, corpora, accumulation, cluster)
     finally:
         import torch.distributed as dist
 
@@ -89,11 +87,12 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
             dist.destroy_process_group()
 
 
-def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int, cluster: ClusterInfo) -> int:
+def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cluster: ClusterInfo) -> int:
     from erica_dist.objectives.gather import ranks as joined
     from erica_dist.stream.loader import ElectraStream, EricaStream, electra_validation, erica_validation
     from erica_dist.tracking.journal import METRICS, Journal
     from erica_dist.training import electra, erica, loop
+    from erica_dist.training.agreement import together
     from erica_dist.training.engine import build_engine
 
     rank, ranks = cluster.rank, cluster.world_size
@@ -102,35 +101,46 @@ def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int,
     stop = StopFlag()
     stop.install(watch_launcher=cluster.launcher == "deepspeed")
     run_dir = Path(job.run.dir)
-    module, models = _build_module(kind, job, folder)
+    module, models = _build_module(kind, job, corpora)
     checkpoint.check_disk(run_dir, sum(p.numel() for p in module.parameters()), job.train.keep_checkpoints)
     engine = build_engine(module, job.train, accumulation)
 
     resumed = checkpoint.agree_on_newest(run_dir)
-    start_step = checkpoint.restore(engine, resumed)["step"] if resumed else 0
+    start: dict[str, Any] = {"step": 0, "shards": corpora.fingerprint}
+    state = checkpoint.restore(engine, resumed) if resumed else start
+    start_step: int = state["step"]
     journal = sink = None
     if rank == 0:
-        environment = _write_run_folder(job, models, folder)
+        environment = _write_run_folder(job, models, corpora)
         journal = Journal.open(run_dir / METRICS, last_step=start_step)
-        sink = _start_tracking(job, kind, folder, ranks, environment)
+        if state["shards"] != corpora.fingerprint:  # data.allow_changed
+            journal.event("shards_changed", step=start_step, before=state["shards"], now=corpora.fingerprint)
+        sink = _start_tracking(job, kind, corpora, ranks, environment)
+    split = (
+        f"{job.train.micro_batch} x {accumulation}" if accumulation else f"{job.train.micro_tokens:,} pieces at a time"
+    )
     say(
-        f"{kind}: {len(folder):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s) x "
-        f"{job.train.micro_batch} x {accumulation}, {job.train.precision}, ZeRO {job.train.zero_stage}"
+        f"{kind}: {len(corpora):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s) x "
+        f"{split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
         + (f", going on from step {start_step}" if start_step else "")
     )
     is_erica = kind == "erica"
-    held_out = ShardFolder.open(job.data.shards, split="validation")
-    validation = (erica_validation if is_erica else electra_validation)(held_out, job, rank, ranks)
     rules = erica if is_erica else electra
-    stream = (EricaStream if is_erica else ElectraStream)(folder, job, rank, ranks, start_step)
-    filler = stream.step(start_step).micro_batches[0] if None in validation else None
+    stream = (EricaStream if is_erica else ElectraStream)(corpora, job, rank, ranks, start_step)
+
+    def read_held_out() -> tuple[list[Any], Any]:
+        held_out = open_corpora(job.data, "validation")
+        found = (erica_validation if is_erica else electra_validation)(held_out, job, rank, ranks)
+        return found, stream.step(start_step).micro_batches[0] if None in found else None
+
+    validation, filler = together(read_held_out)
     task = loop.Task(
         job=job,
         engine=engine,
         stream=stream,
         train_step=rules.train_step,
         evaluate=partial(rules.evaluate, engine, validation, job, filler) if validation else None,
-        checkpoint_state=_order(kind, job, folder),
+        checkpoint_state=_order(kind, job, corpora),
         start_step=start_step,
     )
     status = "FAILED"
@@ -154,7 +164,7 @@ def _train_on_ranks(kind: str, job: Any, folder: ShardFolder, accumulation: int,
     return 0
 
 
-def _build_module(kind: str, job: Any, folder: ShardFolder) -> tuple[Any, dict[str, Any]]:
+def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str, Any]]:
     """(the module for the engine, the Hugging Face configurations that the export needs)."""
     import transformers
 
@@ -168,48 +178,49 @@ def _build_module(kind: str, job: Any, folder: ShardFolder) -> tuple[Any, dict[s
     transformers.logging.disable_progress_bar()
 
     if kind == "erica":
-        encoder = build_encoder(job.model, folder.tokenizer, job.train.seed)
+        encoder = build_encoder(job.model, corpora.tokenizer, job.train.seed)
         return EricaModule(encoder), {"job": kind, "encoder": encoder.config.to_dict()}
-    pair = build_electra(job.model, job.electra, folder.tokenizer, job.train.seed)
+    pair = build_electra(job.model, job.electra, corpora.tokenizer, job.train.seed)
     models = {
         name: getattr(pair, name).config.to_dict() for name in ("generator", "discriminator") if getattr(pair, name)
     }
-    vocab_size = folder.tokenizer["vocab_size"]
-    return ElectraModule(pair, job.electra, folder.tokenizer["mask_id"], vocab_size), {"job": kind, **models}
+    vocab_size = corpora.tokenizer["vocab_size"]
+    return ElectraModule(pair, job.electra, corpora.tokenizer["mask_id"], vocab_size), {"job": kind, **models}
 
 
-def _order(kind: str, job: Any, folder: ShardFolder) -> dict[str, Any]:
+def _order(kind: str, job: Any, corpora: Corpora) -> dict[str, Any]:
     """What decides which document is read when."""
     train = job.train
-    names = {"train.global_batch": train.global_batch, "train.seed": train.seed}
-    return {"job": kind, "shards": folder.fingerprint, **names}
+    shuffle = f"block of {corpora.window_shards}" if corpora.window_shards else "full"
+    names = {"train.global_batch": train.global_batch, "train.seed": train.seed, "data.shuffle": shuffle}
+    return {"job": kind, "shards": corpora.fingerprint, **names}
 
 
-def _finished(kind: str, job: Any, folder: ShardFolder, cluster: ClusterInfo) -> bool:
+def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bool:
     """Look at the newest checkpoint before anything costly begins: is there something left to train?"""
     newest = checkpoint.newest(job.run.dir)
     if newest is None:
         return False
     if not job.train.resume:
         raise UserError(f"{job.run.dir} holds checkpoints and train.resume is false: give another run.dir")
-    step = checkpoint.check(newest, _order(kind, job, folder), cluster.world_size)
+    step = checkpoint.check(newest, _order(kind, job, corpora), cluster.world_size, job.data.allow_changed)
     if step >= job.train.steps and cluster.rank == 0:
         print(f"already at step {step} of {job.train.steps}, nothing to do (raise train.steps to go on)", flush=True)
     return step >= job.train.steps
 
 
-def _check_kind(kind: str, folder: ShardFolder) -> None:
+def _check_kind(kind: str, corpora: Corpora) -> None:
     wanted = "documents" if kind == "erica" else "sequences"
-    if folder.kind != wanted:
+    if corpora.kind != wanted:
         raise UserError(
-            f"data.shards={folder.folder} holds {folder.kind}; {kind} trains on {wanted}: "
+            f"data.shards={corpora.place} holds {corpora.kind}; {kind} trains on {wanted}: "
             f"run `erica-dist tokenize --kind {wanted}` into another folder"
         )
-    if len(folder) == 0:
-        raise UserError(f"data.shards={folder.folder}: no training samples in it")
+    if len(corpora) == 0:
+        raise UserError(f"data.shards={corpora.place}: no training samples in it")
 
 
-def _check_tokenizer(init: str, folder: ShardFolder) -> None:
+def _check_tokenizer(init: str, corpora: Corpora) -> None:
     """Refuse shards that another tokenizer than the model's own cut."""
     if not init:
         return
@@ -223,14 +234,14 @@ def _check_tokenizer(init: str, folder: ShardFolder) -> None:
     from erica_dist.shards.tokenizers import tokenizer_fingerprint
 
     found = tokenizer_fingerprint(AutoTokenizer.from_pretrained(source, local_files_only=True))
-    if found != folder.tokenizer["fingerprint"]:
+    if found != corpora.tokenizer["fingerprint"]:
         raise UserError(
-            f"the tokenizer of model.init={init} ({found[:12]}) is not the one that cut data.shards={folder.folder} "
-            f"({folder.tokenizer['fingerprint'][:12]}): run `erica-dist tokenize --tokenizer {init}` into a new folder"
+            f"the tokenizer of model.init={init} ({found[:12]}) is not the one that cut data.shards={corpora.place} "
+            f"({corpora.tokenizer['fingerprint'][:12]}): run `erica-dist tokenize --tokenizer {init}` into a new folder"
         )
 
 
-def _write_run_folder(job: Any, models: dict[str, Any], folder: ShardFolder) -> dict[str, Any]:
+def _write_run_folder(job: Any, models: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
     """What a run must keep to be understood, resumed and exported. Gives the environment it found."""
     from erica_dist.tracking.environment import write_environment
 
@@ -239,17 +250,17 @@ def _write_run_folder(job: Any, models: dict[str, Any], folder: ShardFolder) -> 
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(settings.dump(job), encoding="utf-8")
         (run_dir / "model_config.json").write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
-        shutil.copytree(folder.folder / "tokenizer", run_dir / "tokenizer", dirs_exist_ok=True)
+        shutil.copytree(corpora.tokenizer_folder(), run_dir / "tokenizer", dirs_exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write the run folder {run_dir}: {error}") from error
     return write_environment(run_dir)
 
 
-def _start_tracking(job: Any, kind: str, folder: ShardFolder, ranks: int, environment: dict[str, Any]) -> Any:
+def _start_tracking(job: Any, kind: str, corpora: Corpora, ranks: int, environment: dict[str, Any]) -> Any:
     from erica_dist.tracking.environment import environment_tags
     from erica_dist.tracking.mlflow_sink import MLflowSink
 
-    tags = {"job": kind, "shards": folder.fingerprint, "ranks": str(ranks), **environment_tags(environment)}
+    tags = {"job": kind, "shards": corpora.fingerprint, "ranks": str(ranks), **environment_tags(environment)}
     return MLflowSink.start(job.tracking, job.run.dir, job.run.name, settings.flatten(job), tags)
 
 

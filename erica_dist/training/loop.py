@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from erica_dist.errors import UserError
 from erica_dist.objectives.gather import ranks
 from erica_dist.tracking.journal import Journal
 from erica_dist.training import checkpoint
+from erica_dist.training.agreement import first_text, raise_together
 from erica_dist.training.engine import device, optimizer_step, sum_over_ranks
 from erica_dist.training.preemption import StopFlag
 from erica_dist.training.schedule import learning_rate
@@ -64,11 +65,11 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
     if step == 0:
         score(0)
     began = clock = time.perf_counter()
-    for batch in task.stream:
-        waited = time.perf_counter() - clock
+    batches = iter(task.stream)
+    while (found := next_on_all_ranks(batches, bool(stop))) is not None:
+        batch, all_ranks = found
         step = batch.step + 1
         scores = task.train_step(engine, batch.micro_batches, job, step)
-        stopping, documents, tokens, waited = _add_up(bool(stop), batch.documents, batch.tokens, waited)
         _refuse_non_finite(scores, step, run_dir, saved)
         rate = learning_rate(step, train)
         norm, skipped = optimizer_step(engine, rate)
@@ -81,28 +82,32 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
                     **scores,
                     "grad_norm": norm,
                     "lr": rate,
-                    "documents": int(documents),
-                    "tokens": int(tokens),
-                    "tokens_per_second": tokens / seconds,
-                    "documents_per_second": documents / seconds,
-                    "data_wait_share": min(waited / ranks() / seconds, 1.0),
+                    "documents": all_ranks.documents,
+                    "documents_left_out": all_ranks.left_out,
+                    "tokens": all_ranks.tokens,
+                    "tokens_per_second": all_ranks.tokens / seconds,
+                    "documents_per_second": all_ranks.documents / seconds,
+                    "data_wait_share": min(all_ranks.waited / ranks() / seconds, 1.0),
                     "seconds": seconds,
                     "epoch": batch.epoch,
                 }
             )
             if skipped:
                 journal.event("skipped_step", step=step, reason="fp16 overflow")
+            if all_ranks.left_out:
+                journal.event("damaged", step=step, documents=all_ranks.left_out, first=all_ranks.text)
+                say(f"warning: {all_ranks.left_out} damaged document(s) left out of step {step}: {all_ranks.text}")
             if step % train.log_every == 0 or step in (task.start_step + 1, train.steps):
                 left = (train.steps - step) * (now - began) / (step - task.start_step)
-                say(_line(step, train.steps, scores, norm, rate, tokens / seconds, left))
+                say(_line(step, train.steps, scores, norm, rate, all_ranks.tokens / seconds, left))
             silent = silent + 1 if scores.get("discriminator_recall") == 0 else 0
             if silent == SILENT_STEPS:
                 say(f"warning: the discriminator has found no replaced token for {SILENT_STEPS} steps")
                 journal.event("discriminator_silent", step=step, steps=SILENT_STEPS)
-        if stopping or (train.checkpoint_every and step % train.checkpoint_every == 0 and step < train.steps):
+        if all_ranks.stopping or (train.checkpoint_every and step % train.checkpoint_every == 0 and step < train.steps):
             checkpoint.save(engine, run_dir, step, task.checkpoint_state, train.keep_checkpoints)
             saved = step
-        if stopping:
+        if all_ranks.stopping:
             if journal:
                 journal.event("stopped", step=step, reason=stop.reason or "another rank was told to")
             return step
@@ -115,11 +120,43 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
     return step
 
 
-def _add_up(stopping: bool, documents: int, tokens: int, waited: float) -> tuple[bool, float, float, float]:
-    """Over ranks: did any hear a stop signal; documents, tokens, seconds waited for data."""
-    own = torch.tensor([float(stopping), documents, tokens, waited], dtype=torch.float64, device=device())
-    stopped, documents_all, tokens_all, waited_all = sum_over_ranks(own).tolist()
-    return stopped > 0, documents_all, tokens_all, waited_all
+@dataclass
+class AllRanks:
+    """What the ranks have to agree on, or to add up, before a step begins."""
+
+    stopping: bool  # one of them heard a stop signal
+    documents: int
+    tokens: int
+    left_out: int  # damaged documents
+    waited: float  # seconds for data, the sum over ranks
+    text: str  # where a document was left out: the first one's place and fault
+
+
+def next_on_all_ranks(batches: Iterator[Any], stopping: bool) -> tuple[Any, AllRanks] | None:
+    """The next batch of this rank, once every rank has its own; None at the end, which all reach together.
+
+    Where a rank cannot read its batch, all raise: no rank waits in a collective for one that has left.
+
+    Raises:
+        UserError: a damaged or unreachable shard, on this rank or another one.
+        RuntimeError: a loader worker of this rank died or failed.
+    """
+    clock = time.perf_counter()
+    batch, error = None, None
+    try:
+        batch = next(batches, None)
+    except (UserError, RuntimeError) as caught:
+        error = caught
+    waited = time.perf_counter() - clock
+    numbers = [batch.documents, batch.tokens, len(batch.faults)] if batch else [0, 0, 0]
+    own = torch.tensor([float(stopping), bool(error), *numbers, waited], dtype=torch.float64, device=device())
+    stopped, failed, documents, tokens, left_out, waited = sum_over_ranks(own).tolist()
+    if failed:
+        raise_together(error)
+    if batch is None:
+        return None
+    text = first_text(batch.faults[0] if batch.faults else "") if left_out else ""
+    return batch, AllRanks(stopped > 0, int(documents), int(tokens), int(left_out), waited, text)
 
 
 def _refuse_non_finite(scores: Scores, step: int, run_dir: Path, saved: int) -> None:

@@ -71,6 +71,8 @@ class ElectraModule(nn.Module):
         )
         corrupted_T, replaced_T = electra.corrupt(batch, replacement_K)
         logits_T = pair.discriminator_logits(batch.packed, corrupted_T)
+        # a micro-batch whose documents were all left out has a sequence, which does not count
+        logits_T, replaced_T = logits_T[: batch.tokens], replaced_T[: batch.tokens]
         sampled_right = (replacement_K == original_K).sum()
         counts = torch.cat(
             [torch.stack([right, sampled_right]).double(), electra.detection_counts(logits_T, replaced_T)]
