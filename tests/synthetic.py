@@ -20,7 +20,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from erica_dist.shards.blocks import BlockColumns, write_training_shard
-from erica_dist.shards.manifest import TRAINING_SHARDS, shards_fingerprint, write_manifest
+from erica_dist.shards.index import write_split_index
+from erica_dist.shards.manifest import TRAINING_SHARDS, read_manifest, shards_fingerprint, write_manifest
+from erica_dist.shards.tarfiles import sha256_file
 from erica_dist.shards.tokenizers import tokenizer_record
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -227,3 +229,16 @@ def _write_folder(
 def _blocks(samples: list[dict[str, Any]], size: int) -> Iterator[BlockColumns]:
     for first in range(0, len(samples), size):
         yield pack_block(samples[first : first + size])
+
+
+def compile_indices(folder: Path) -> None:
+    """What `erica-dist tokenize` adds: compiled indices, and the tokenizer's files with their hashes."""
+    manifest = read_manifest(folder)
+    for split in {shard["split"] for shard in manifest["shards"]}:
+        shards = [shard for shard in manifest["shards"] if shard["split"] == split]
+        manifest.setdefault("indices", {})[split] = write_split_index(folder, split, shards, manifest["kind"])
+    files = sorted(path for path in (folder / "tokenizer").iterdir() if path.is_file())
+    manifest["tokenizer_files"] = {
+        path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in files
+    }
+    write_manifest(folder, manifest)

@@ -16,7 +16,8 @@ import pytest
 from erica_dist.tracking.journal import read_metrics
 from erica_dist.training.job import main
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
-from tests.synthetic import write_documents_folder, write_sequences_folder
+from tests.http_shards import ShardServer
+from tests.synthetic import compile_indices, write_documents_folder, write_sequences_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [
@@ -201,6 +202,37 @@ def test_a_damaged_shard_stops_all_ranks_together_or_is_left_out(tmp_path: Path,
     assert sum(event["documents"] for event in damaged) == 32
     assert all("train-00001.tar: document" in event["first"] for event in damaged)
     assert "damaged document(s) left out of step" in text
+
+
+@pytest.mark.distributed
+def test_a_remote_mixture_trains_as_the_local_one_does(documents: Path, tmp_path: Path, port: int) -> None:
+    remote = Path(write_documents_folder(tmp_path / "remote", documents=70, validation=8, seed=5))
+    compile_indices(remote)
+    words = [
+        "train.micro_batch=4",
+        "train.steps=4",
+        "model.dropout=0",
+        "data.workers=1",
+        f"data.cache={tmp_path / 'cache'}",
+    ]
+    words += ["data.shuffle=block", "data.window_shards=2"]
+    local = f"data.mix={{{documents}: 2, {remote}: 1}}"
+    status, text = finish(start("erica.py", port, *words, local, f"run.dir={tmp_path / 'local'}"))
+    assert status == 0, text[-3000:]
+    with ShardServer(remote) as server:
+        server.faults["/train-00001.tar"].unavailable = 2
+        mix = f"data.mix={{{documents}: 2, {server.url}: 1}}"
+        status, text = finish(start("erica.py", port, *words, mix, f"run.dir={tmp_path / 'run'}"))
+        assert status == 0, text[-3000:]
+        shards = [name for name in server.requests if name.startswith("/train") and name.endswith(".tar")]
+        assert shards
+        assert sum(server.requests[name] for name in shards) <= len(shards) + 2  # two ranks, two loaders, one download
+    expected, found = (read_metrics(tmp_path / run / "metrics.jsonl") for run in ("local", "run"))
+    assert [{k: row[k] for k in SAME_AT_ANY_SPLIT} for row in found] == [
+        {k: row[k] for k in SAME_AT_ANY_SPLIT} for row in expected
+    ]
+    names = {path.name for path in (documents / "tokenizer").iterdir()}
+    assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} == names
 
 
 @pytest.mark.distributed

@@ -12,13 +12,12 @@ import torch
 from erica_dist import settings
 from erica_dist.config import DataConfig, ElectraJob, EricaJob
 from erica_dist.errors import UserError
-from erica_dist.shards.index import write_split_index
 from erica_dist.shards.manifest import read_manifest, write_manifest
 from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.corpora import open_corpora
 from erica_dist.stream.loader import ElectraStream, EricaStream, erica_validation
 from tests.http_shards import ShardServer
-from tests.synthetic import write_documents_folder, write_sequences_folder
+from tests.synthetic import compile_indices, write_documents_folder, write_sequences_folder
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +153,6 @@ def test_a_budget_below_the_longest_document_is_refused(documents):
 
 
 # ------------------------------------------------------------------------------------------------ compiled index
-
-
-def compile_indices(folder: Path) -> None:
-    manifest = read_manifest(folder)
-    for split in ("train", "validation"):
-        shards = [shard for shard in manifest["shards"] if shard["split"] == split]
-        manifest.setdefault("indices", {})[split] = write_split_index(folder, split, shards, manifest["kind"])
-    write_manifest(folder, manifest)
 
 
 def test_the_compiled_index_says_what_the_indices_say(tmp_path):

@@ -113,10 +113,15 @@ def test_the_same_global_batches_at_every_shape(documents, ranks, micro):
         assert sum(len(m.query_head_Q) for m in micro_batches) == len(batch.query_head_Q)
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 16), (2, 4), (4, 1)])
-def test_each_sequence_exactly_once_an_epoch(sequences, ranks, micro):
+@pytest.mark.parametrize(
+    ("ranks", "micro", "workers"),
+    [(1, 16, 0), (1, 4, 3), (2, 4, 0), (2, 8, 1), (2, 2, 2), (4, 1, 0), (4, 4, 2), (8, 2, 1)],
+)
+def test_each_sequence_exactly_once_an_epoch(sequences, ranks, micro, workers):
+    """Two shards: also with more ranks and workers than shards."""
     folder = ShardFolder.open(sequences)
-    streams = [ElectraStream(folder, electra_job(batch=16, micro=micro, steps=25), r, ranks) for r in range(ranks)]
+    job = electra_job(batch=16, micro=micro, steps=25, workers=workers)
+    streams = [ElectraStream(folder, job, r, ranks) for r in range(ranks)]
     every = Counter(tuple(folder.document(number).tokens.tolist()) for number in range(SEQUENCES))
     seen: list[tuple] = []
     for parts in zip(*streams, strict=True):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from erica_dist.shards.reader import ShardFolder
 
 MAPPED_SHARDS = 20_000  # at a time: the kernel allows a process some 65,000 mappings
+MOST_SENTENCES = 1 << 16  # of a document; collation makes a table of entities by sentences
 _PAIR = np.array([0, 1])
 # each offsets column with a column that it divides
 _DIVIDED = {
@@ -250,7 +251,9 @@ class ShardReader:
         entity = arrays["mention_entity"]
         bad = (entity < 0) | (entity >= np.repeat(entities, counts["mention_offsets"]))
         blame(bad, "mention_offsets", "a mention belongs to no entity")
-        blame(arrays["mention_sentence"] < 0, "mention_offsets", "a mention has a negative sentence number")
+        sentence = arrays["mention_sentence"]
+        bad = (sentence < 0) | (sentence >= MOST_SENTENCES)
+        blame(bad, "mention_offsets", f"a mention's sentence number is not in 0 to {MOST_SENTENCES}")
         for name, rows in (("relations", "relation_offsets"), ("barred", "barred_offsets")):
             head, tail = arrays[name].T[:2]
             limit = np.repeat(entities, counts[rows])
