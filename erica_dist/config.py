@@ -86,6 +86,8 @@ class TrackingConfig:
 @dataclass
 class EricaWeights:
     rd: float = 1.0
+    # of RD's parts, by the sentences of anchor and positive: single-single, single-cross, cross-single, cross-cross
+    rd_parts: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0, 1.0])
     ed: float = 1.0
     mlm: float = 1.0
 

@@ -35,6 +35,11 @@ def cosine(a: Vector, b: Vector) -> float:
 
 def relation_losses(pairs: list[SlowPair], temperature: float) -> list[float]:
     """The loss of each anchor, in the order of the pairs."""
+    return [sum(loss for _, loss in terms) for terms in relation_terms(pairs, temperature)]
+
+
+def relation_terms(pairs: list[SlowPair], temperature: float) -> list[list[tuple[tuple[int, int], float]]]:
+    """For each anchor ((anchor, positive), share of the anchor's loss) of each positive, by places in `pairs`."""
     losses = []
     for i, anchor in enumerate(pairs):
         positives, negatives = [], []
@@ -43,10 +48,10 @@ def relation_losses(pairs: list[SlowPair], temperature: float) -> list[float]:
             if i == j or (same_document and (anchor.head == other.head or anchor.tail == other.tail)):
                 continue
             score = math.exp(cosine(anchor.state, other.state) / temperature)
-            (positives if anchor.relations & other.relations else negatives).append(score)
+            (positives if anchor.relations & other.relations else negatives).append((j, score))
         if anchor.relations and positives and negatives:
-            below = sum(negatives)
-            losses.append(mean([[-math.log(p / (p + below))] for p in positives])[0])
+            below = sum(score for _, score in negatives)
+            losses.append([((i, j), -math.log(p / (p + below)) / len(positives)) for j, p in positives])
     return losses
 
 

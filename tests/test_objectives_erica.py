@@ -10,14 +10,16 @@ from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
 from erica_dist.objectives.pooling import pair_states, pool_entities
 from erica_dist.objectives.relation_discrimination import (
+    PARTS,
     PairLabels,
     anchor_rows,
     positives_and_negatives,
+    relation_loss_parts,
     relation_loss_sum,
 )
 from erica_dist.objectives.retrieval import mean_average_precision
 from tests.shared_files import shared
-from tests.slow_erica import SlowPair, entity_loss, entity_state, relation_losses
+from tests.slow_erica import SlowPair, entity_loss, entity_state, relation_losses, relation_terms
 
 
 def pool(document: dict) -> torch.Tensor:
@@ -129,6 +131,24 @@ def test_relation_loss_equals_the_definition_written_as_loops(seed: int) -> None
     assert int(anchor_rows(labels, labels).sum()) == len(expected)
     found = float(relation_loss_sum(pairs_PD, labels, pairs_PD, labels, 0.3))
     assert found == pytest.approx(sum(expected), rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_four_parts_are_those_of_the_definition_and_add_up(seed: int) -> None:
+    documents = random_documents(seed, documents=8)
+    pairs_PD, labels = fixture_pairs(documents, with_none=True)
+    draw = random.Random(seed)
+    single = [draw.random() < 0.4 for _ in range(len(labels))]
+    labels.same_sentence_N = torch.tensor(single)
+    expected = [0.0] * 4
+    for terms in relation_terms(slow_pairs(documents), temperature=0.3):
+        for (anchor, positive), loss in terms:
+            expected[2 * (not single[anchor]) + (not single[positive])] += loss
+    assert PARTS == ("single_single", "single_cross", "cross_single", "cross_cross")
+    found = relation_loss_parts(pairs_PD, labels, pairs_PD, labels, 0.3)
+    assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert min(expected) > 0
+    assert float(relation_loss_sum(pairs_PD, labels, pairs_PD, labels, 0.3)) == pytest.approx(sum(expected))
 
 
 def test_pairs_of_the_own_document_with_the_same_end_are_neither_positive_nor_negative() -> None:

@@ -66,7 +66,8 @@ def erica_terms(model: Any, cells: list[list[Any]], job: EricaJob, step: int) ->
                 state = torch.cat([entities[batch.pair_head_P[p]], entities[batch.pair_tail_P[p]]])
                 found = {int(x) for x in batch.pair_labels_PL[p] if x >= 0}
                 ends = (int(batch.pair_document_P[p]), int(batch.pair_head_local_P[p]), int(batch.pair_tail_local_P[p]))
-                pairs.append((rank, micro, ends, found, functional.normalize(state, dim=0)))
+                single = bool(batch.pair_same_sentence_P[p])
+                pairs.append((rank, micro, ends, found, functional.normalize(state, dim=0), single))
             for q in range(len(batch.query_head_Q)):
                 head = functional.normalize(entities[batch.query_head_Q[q]], dim=0)
                 chosen = batch.candidate_entity_C[batch.candidate_query_C == q].tolist()
@@ -98,10 +99,13 @@ def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
             if i == j or near or not same_pool(anchor, other):
                 continue
             score = anchor[4] @ other[4] / job.erica.temperature
-            (positives if anchor[3] & other[3] else negatives).append(score)
+            if anchor[3] & other[3]:
+                positives.append((score, job.erica.weights.rd_parts[2 * (not anchor[5]) + (not other[5])]))
+            else:
+                negatives.append(score)
         if anchor[3] and positives and negatives:
             below = torch.stack(negatives).logsumexp(0)
-            losses.append(torch.stack([torch.logaddexp(p, below) - p for p in positives]).mean())
+            losses.append(torch.stack([w * (torch.logaddexp(p, below) - p) for p, w in positives]).mean())
     return losses
 
 
@@ -221,6 +225,12 @@ def test_erica_equals_one_plain_process(ranks: int, documents: Path, tmp_path: P
             job = [*base, f"erica.negatives={negatives}", f"train.micro_batch={micro}"]
             combinations.append([*job, f"train.zero_stage={stage}"])
             references.append(job)
+    # micro-batches fitted to a token budget, and RD's four parts weighted differently
+    for stage, negatives, budget in ((1, "global", 140), (2, "gather", 200), (3, "global", 200)):
+        job = [*base, f"erica.negatives={negatives}", f"train.micro_tokens={budget}"]
+        job.append("erica.weights.rd_parts=[1.0, 0.5, 2.0, 0.25]")
+        combinations.append([*job, f"train.zero_stage={stage}"])
+        references.append(job)
     compare("erica", documents, tmp_path, ranks, combinations, references)
 
 

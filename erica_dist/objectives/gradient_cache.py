@@ -17,28 +17,29 @@ import torch
 from torch import Tensor
 
 from erica_dist.objectives.gather import gather_rows, row_counts
-from erica_dist.objectives.relation_discrimination import PairLabels, relation_loss_sum
+from erica_dist.objectives.relation_discrimination import PairLabels, relation_loss_parts
 
 
 def cached_gradients(
-    pairs: list[Tensor], labels: list[PairLabels], pool: PairLabels, scale: float, temperature: float
+    pairs: list[Tensor], labels: list[PairLabels], pool: PairLabels, scale: float | Tensor, temperature: float
 ) -> tuple[Tensor, list[Tensor]]:
     """Steps 1 and 2 after the forward passes.
 
     Args:
         pairs: states [P, D] of each own micro-batch, without graph; `labels` beside them.
         pool: labels of all ranks' pairs, rank after rank, each rank's micro-batches in order.
-        scale: what the sum over all ranks' anchors is multiplied with.
+        scale: what the sum over all ranks' anchors is multiplied with, one number or one for each of the four parts.
 
     Returns:
-        (this rank's share of the loss sum, unscaled; the gradient [P, D] of the scaled loss for each micro-batch)
+        (this rank's share of the four parts of the loss sum [4], unscaled; the gradient [P, D] of the scaled loss for
+        each micro-batch)
     """
     own = torch.cat(pairs).detach().requires_grad_()
     own_labels = PairLabels.union([label.table() for label in labels])
     gathered_ND = gather_rows(own, row_counts(len(own), own.device))
-    loss_sum = relation_loss_sum(own, own_labels, gathered_ND, pool, temperature)
-    (gradient,) = torch.autograd.grad(loss_sum * scale, own)
-    return loss_sum.detach(), list(gradient.split([len(part) for part in pairs]))
+    parts = relation_loss_parts(own, own_labels, gathered_ND, pool, temperature)
+    (gradient,) = torch.autograd.grad((parts * scale).sum(), own)
+    return parts.detach(), list(gradient.split([len(part) for part in pairs]))
 
 
 def backward_term(pairs_PD: Tensor, gradient_PD: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ Loss of A: mean over positives B of -log( e^s(A,B) / (e^s(A,B) + sum over negati
 the temperature. A pair without positive or without negative is no anchor. The loss is given as a sum over anchors: who
 calls knows how many there are in the whole global batch, and divides.
 
+The paper writes RD as four sums, by whether some sentence mentions both ends (single) or none does (cross), of the
+anchor and of the positive. They are given one by one; the loss above is their sum.
+
 Anchors are taken in tiles and each tile is computed again in the backward pass, so that nothing of size anchors x pool
 is kept.
 
@@ -24,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
 TILE = 1024
+PARTS = ("single_single", "single_cross", "cross_single", "cross_cross")  # sentences of the anchor, of the positive
 
 
 @dataclass
@@ -107,7 +111,16 @@ def anchor_rows(anchors: PairLabels, pool: PairLabels) -> Tensor:
 def relation_loss_sum(
     pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
 ) -> Tensor:
-    """Sum over anchors of the loss above, in float32 (float64 stays); 0 with a gradient path where there is no anchor.
+    """Sum over anchors of the loss above; see `relation_loss_parts`."""
+    return relation_loss_parts(pairs_AD, labels, pool_ND, pool, temperature).sum()
+
+
+def relation_loss_parts(
+    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+) -> Tensor:
+    """The four `PARTS` [4] of the loss above, each summed over anchors, in float32 (float64 stays).
+
+    0 with a gradient path where there is no anchor.
 
     Args:
         pairs_AD: states of the own pairs, with gradient.
@@ -115,16 +128,16 @@ def relation_loss_sum(
     """
     anchors_AD = functional.normalize(_wide(pairs_AD), dim=1)
     pool_ND = functional.normalize(_wide(pool_ND), dim=1)
-    total = anchors_AD.sum() * 0 + pool_ND.sum() * 0
+    total = (anchors_AD.sum() * 0 + pool_ND.sum() * 0).expand(len(PARTS))
     for start in range(0, len(labels), TILE):
         rows = slice(start, start + TILE)
         total = total + checkpoint(
-            _tile_loss_sum, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, use_reentrant=False
+            _tile_loss_parts, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, use_reentrant=False
         )
     return total
 
 
-def _tile_loss_sum(
+def _tile_loss_parts(
     anchors_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
 ) -> Tensor:
     positive_AN, negative_AN = positives_and_negatives(labels, pool)
@@ -135,7 +148,9 @@ def _tile_loss_sum(
     row, column = positive_AN.nonzero(as_tuple=True)
     own = similarity_AN[row, column]
     loss = torch.logaddexp(own, negatives_A[row]) - own
-    return (loss / positive_AN.sum(1)[row]).sum()
+    anchor_cross, positive_cross = ~labels.same_sentence_N[is_anchor][row], ~pool.same_sentence_N[column]
+    parts = torch.zeros(len(PARTS), dtype=loss.dtype, device=loss.device)
+    return parts.index_add(0, 2 * anchor_cross.long() + positive_cross.long(), loss / positive_AN.sum(1)[row])
 
 
 def _wide(x: Tensor) -> Tensor:

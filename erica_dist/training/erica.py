@@ -18,7 +18,7 @@ from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gather import gather_rows, gather_tables, rank, ranks, row_counts
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
 from erica_dist.objectives.pooling import pair_states
-from erica_dist.objectives.relation_discrimination import PairLabels, anchor_rows, relation_loss_sum
+from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, anchor_rows, relation_loss_parts
 from erica_dist.objectives.retrieval import mean_average_precision
 from erica_dist.stream.micro_batches import EricaMicroBatch
 from erica_dist.training.engine import backward, device, seed_dropout, sum_over_ranks
@@ -34,36 +34,42 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
     first_cell = rank() * len(batches)
 
     cached: list[Tensor] = []
-    sums = torch.zeros(5, dtype=torch.float64)
+    sums = torch.zeros(4 + len(PARTS), dtype=torch.float64)
+    rd_scale = torch.tensor(weights.rd_parts, device=device()) * (weights.rd / max(anchors, 1))
     if erica.negatives == "global":
-        scale = weights.rd / max(anchors, 1)
-        share, cached = _first_pass(engine, batches, labels, pools[0], erica, scale, job.train.seed, step, first_cell)
-        sums[0] += share.double().cpu()
+        parts, cached = _first_pass(
+            engine, batches, labels, pools[0], erica, rd_scale, job.train.seed, step, first_cell
+        )
+        sums[4:] += parts.double().cpu()
     for micro, batch in enumerate(batches):
         seed_dropout(job.train.seed, step, first_cell + micro)
         entity_ED, mlm_sum, mlm_right = engine(batch)
         pairs_PD = pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P)
         if cached:
-            rd_sum, rd_term = torch.zeros(()), backward_term(pairs_PD, cached[micro])
+            rd_parts, rd_term = torch.zeros(len(PARTS)), backward_term(pairs_PD, cached[micro])
         else:
             own, pool = labels[micro], pools[micro]
             if erica.negatives == "gather":
                 pool_ND = gather_rows(pairs_PD, row_counts(len(pairs_PD), pairs_PD.device))
             else:
                 pool_ND = pairs_PD
-            rd_sum = relation_loss_sum(pairs_PD, own, pool_ND, pool, erica.temperature)
-            rd_term = rd_sum * (weights.rd / max(anchors, 1))
+            rd_parts = relation_loss_parts(pairs_PD, own, pool_ND, pool, erica.temperature)
+            rd_term = (rd_parts * rd_scale).sum()
         ed_sum, ed_right = _entity_loss(entity_ED, batch, erica)
         loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / max(masked, 1))
         backward(engine, loss, last=micro == len(batches) - 1)
-        sums += torch.stack([x.detach().double().cpu() for x in (rd_sum, ed_sum, mlm_sum, ed_right, mlm_right)])
-    rd, ed, mlm, ed_right, mlm_right = sum_over_ranks(sums.to(device())).tolist()
-    rd, ed, mlm = rd / max(anchors, 1), ed / max(queries, 1), mlm / max(masked, 1)
+        sums[:4] += torch.stack([x.detach().double().cpu() for x in (ed_sum, mlm_sum, ed_right, mlm_right)])
+        sums[4:] += rd_parts.detach().double().cpu()
+    ed, mlm, ed_right, mlm_right, *of_parts = sum_over_ranks(sums.to(device())).tolist()
+    of_parts = [part / max(anchors, 1) for part in of_parts]
+    rd = sum(weight * part for weight, part in zip(weights.rd_parts, of_parts, strict=True))
+    ed, mlm = ed / max(queries, 1), mlm / max(masked, 1)
     return {
         "loss": weights.rd * rd + weights.ed * ed + weights.mlm * mlm,
         "loss_rd": rd,
         "loss_ed": ed,
         "loss_mlm": mlm,
+        **{f"rd_{name}": part for name, part in zip(PARTS, of_parts, strict=True)},
         "rd_anchors": anchors,
         "rd_pool": pool_pairs / max(len(batches) * ranks(), 1),
         "ed_accuracy": ed_right / max(queries, 1),
@@ -96,7 +102,7 @@ def _first_pass(
     labels: list[PairLabels],
     pool: PairLabels,
     erica: EricaConfig,
-    scale: float,
+    scale: Tensor,
     seed: int,
     step: int,
     first_cell: int,

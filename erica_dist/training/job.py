@@ -68,6 +68,8 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     accumulation = config.accumulation(job.train, cluster.world_size, even_micro_batch=kind == "erica")
     if job.train.zero_stage not in (0, 1, 2, 3):
         raise UserError(f"train.zero_stage={job.train.zero_stage} must be 0, 1, 2 or 3")
+    if isinstance(job, EricaJob) and len(job.erica.weights.rd_parts) != 4:
+        raise UserError(f"erica.weights.rd_parts must be four numbers, got {job.erica.weights.rd_parts}")
     corpora = open_corpora(job.data, "train")
     _check_kind(kind, corpora)
     _check_tokenizer(job.model.init, corpora)
