@@ -133,9 +133,11 @@ def _settings_section(settings: dict[str, Any]) -> str:
     if not public:
         return ""
     # Folders are shown by their last part only.
-    for section, key in (("data", "shards"), ("model", "init"), ("train", "deepspeed_config")):
+    for section, key in (("data", "shards"), ("data", "cache"), ("model", "init"), ("train", "deepspeed_config")):
         if public.get(section, {}).get(key):
             public[section] = public[section] | {key: Path(public[section][key]).name}
+    if mix := public.get("data", {}).get("mix"):
+        public["data"] = public["data"] | {"mix": {Path(place).name: weight for place, weight in mix.items()}}
     return f"## Settings\n\n```yaml\n{yaml.safe_dump(public, sort_keys=False, allow_unicode=True)}```\n"
 
 

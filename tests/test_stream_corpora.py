@@ -114,6 +114,8 @@ def test_what_cannot_be_mixed_is_refused(documents, others, tmp_path):
         (DataConfig(mix={str(documents): 1.0, str(others): -1.0}), "positive numbers"),
         (DataConfig(mix={str(documents): 1.0, str(others): 1e-9}), "leave that corpus out"),
         (DataConfig(shards=str(documents), window_shards=0), "must be positive"),
+        (DataConfig(shards="https://me:secret@host/shards"), r"^https://host/shards is given with a password"),
+        (DataConfig(shards="https://host/shards?signature=1"), r"^https://host/shards is given with a password"),
     ):
         with pytest.raises(UserError, match=message):
             open_corpora(data, "train")

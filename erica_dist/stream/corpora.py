@@ -20,7 +20,7 @@ from erica_dist.shards.cache import ReadAhead, ShardCache, default_folder
 from erica_dist.shards.gathering import Columns, ShardReader
 from erica_dist.shards.manifest import fingerprint
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.shards.remote import is_remote
+from erica_dist.shards.remote import is_remote, shown
 from erica_dist.stream.mixture import Mixture
 from erica_dist.stream.order import CorpusOrder
 from erica_dist.stream.randomness import hashed, mixed
@@ -161,6 +161,12 @@ def open_corpora(data: DataConfig, split: str) -> Corpora:
     if data.window_shards < 1 or data.cache_gb <= 0:
         raise UserError(f"data.window_shards={data.window_shards} and data.cache_gb={data.cache_gb} must be positive")
     places = list(data.mix) or [data.shards]
+    for place in places:
+        if is_remote(place) and shown(place) != place:  # settings are saved with the run and sent to MLflow
+            raise UserError(
+                f"{shown(place)} is given with a password or a query: leave it out and give credentials where the "
+                "protocol's package looks for them (~/.netrc, AWS_*, GOOGLE_APPLICATION_CREDENTIALS)"
+            )
     cache = None
     if any(is_remote(place) for place in places):
         cache = ShardCache(Path(data.cache) if data.cache else default_folder(), int(data.cache_gb * 1e9))
