@@ -332,8 +332,8 @@ def show_resume(inputs: Inputs) -> tuple[Table, str]:
 
 def sequence_lengths(stream: EricaStream, inputs: Inputs, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Of a global batch, tokens of each sequence: as the stream counts them to deal, and as they are when collated."""
-    epochs, documents = stream._orders.at(stream._places(step))
-    counted = np.minimum(inputs.documents.lengths[documents] + stream._extra, stream._longest)
+    plan = stream.plan(step)
+    epochs, documents, counted = plan.epochs, plan.documents, plan.tokens
     job = settings.load(EricaJob)
     collation = collate.EricaCollation.of(inputs.documents.tokenizer, inputs.documents.relations, job)
     reader, random, found = ShardReader([inputs.documents]), KeyedRandom(SEED), []

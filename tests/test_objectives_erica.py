@@ -14,7 +14,7 @@ from erica_dist.objectives.relation_discrimination import (
     PairLabels,
     anchor_rows,
     positives_and_negatives,
-    relation_loss_parts,
+    relation_loss,
     relation_loss_sum,
 )
 from erica_dist.objectives.retrieval import mean_average_precision
@@ -145,7 +145,8 @@ def test_the_four_parts_are_those_of_the_definition_and_add_up(seed: int) -> Non
         for (anchor, positive), loss in terms:
             expected[2 * (not single[anchor]) + (not single[positive])] += loss
     assert PARTS == ("single_single", "single_cross", "cross_single", "cross_cross")
-    found = relation_loss_parts(pairs_PD, labels, pairs_PD, labels, 0.3)
+    loss, found = relation_loss(pairs_PD, labels, pairs_PD, labels, 0.3, torch.tensor([1.0, 0.5, 2.0, 0.25]))
+    assert float(loss) == pytest.approx(sum(w * e for w, e in zip([1.0, 0.5, 2.0, 0.25], expected, strict=True)))
     assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
     assert min(expected) > 0
     assert float(relation_loss_sum(pairs_PD, labels, pairs_PD, labels, 0.3)) == pytest.approx(sum(expected))

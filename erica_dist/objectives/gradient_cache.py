@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from erica_dist.objectives.gather import gather_rows, row_counts
-from erica_dist.objectives.relation_discrimination import PairLabels, relation_loss_parts
+from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, relation_loss
 
 
 def cached_gradients(
@@ -37,9 +37,10 @@ def cached_gradients(
     own = torch.cat(pairs).detach().requires_grad_()
     own_labels = PairLabels.union([label.table() for label in labels])
     gathered_ND = gather_rows(own, row_counts(len(own), own.device))
-    parts = relation_loss_parts(own, own_labels, gathered_ND, pool, temperature)
-    (gradient,) = torch.autograd.grad((parts * scale).sum(), own)
-    return parts.detach(), list(gradient.split([len(part) for part in pairs]))
+    weights_4 = torch.ones(len(PARTS), device=own.device) * scale
+    loss, parts_4 = relation_loss(own, own_labels, gathered_ND, pool, temperature, weights_4)
+    (gradient,) = torch.autograd.grad(loss, own)
+    return parts_4, list(gradient.split([len(part) for part in pairs]))
 
 
 def backward_term(pairs_PD: Tensor, gradient_PD: Tensor) -> Tensor:

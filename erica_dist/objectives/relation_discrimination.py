@@ -9,8 +9,9 @@ calls knows how many there are in the whole global batch, and divides.
 The paper writes RD as four sums, by whether some sentence mentions both ends (single) or none does (cross), of the
 anchor and of the positive. They are given one by one; the loss above is their sum.
 
-Anchors are taken in tiles and each tile is computed again in the backward pass, so that nothing of size anchors x pool
-is kept.
+Anchors are taken in tiles, and the gradient of a tile is computed beside its loss, while its similarities are there:
+three matrix products in all, as many as the similarities and their gradients need, and nothing of size anchors x pool
+is kept for the backward pass, which only scales.
 
 Legend: A anchors' rows (own pairs), N pool, L labels a pair (padded with -1), R distinct relations, D width of a pair.
 """
@@ -18,15 +19,16 @@ Legend: A anchors' rows (own pairs), N pool, L labels a pair (padded with -1), R
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
-TILE = 1024
+TILE = 1024  # anchors
+TILE_ENTRIES = 1 << 24  # anchors x pool: 64 MiB of similarities in float32
 PARTS = ("single_single", "single_cross", "cross_single", "cross_cross")  # sentences of the anchor, of the positive
 
 
@@ -111,46 +113,99 @@ def anchor_rows(anchors: PairLabels, pool: PairLabels) -> Tensor:
 def relation_loss_sum(
     pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
 ) -> Tensor:
-    """Sum over anchors of the loss above; see `relation_loss_parts`."""
-    return relation_loss_parts(pairs_AD, labels, pool_ND, pool, temperature).sum()
+    """Sum over anchors of the loss above; see `relation_loss`."""
+    return relation_loss(pairs_AD, labels, pool_ND, pool, temperature, torch.ones(len(PARTS)))[0]
 
 
-def relation_loss_parts(
-    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
-) -> Tensor:
-    """The four `PARTS` [4] of the loss above, each summed over anchors, in float32 (float64 stays).
+def relation_loss(
+    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float, weights_4: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(the weighted sum of the four `PARTS`, with gradient; the parts [4] themselves, without), summed over anchors.
 
-    0 with a gradient path where there is no anchor.
+    In float32 (float64 stays); 0 with a gradient path where there is no anchor.
 
     Args:
         pairs_AD: states of the own pairs, with gradient.
         pool_ND: states of the pool, the own pairs among them, with gradient to whoever owns them.
+        weights_4: of the parts.
     """
     anchors_AD = functional.normalize(_wide(pairs_AD), dim=1)
     pool_ND = functional.normalize(_wide(pool_ND), dim=1)
-    total = (anchors_AD.sum() * 0 + pool_ND.sum() * 0).expand(len(PARTS))
-    for start in range(0, len(labels), TILE):
-        rows = slice(start, start + TILE)
-        total = total + checkpoint(
-            _tile_loss_parts, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, use_reentrant=False
-        )
-    return total
+    return _TiledLoss.apply(anchors_AD, pool_ND, labels, pool, temperature, weights_4.to(anchors_AD))
 
 
-def _tile_loss_parts(
-    anchors_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
-) -> Tensor:
-    positive_AN, negative_AN = positives_and_negatives(labels, pool)
-    is_anchor = positive_AN.any(1) & negative_AN.any(1)
-    positive_AN, negative_AN = positive_AN[is_anchor], negative_AN[is_anchor]
-    similarity_AN = anchors_AD[is_anchor] @ pool_ND.T / temperature
-    negatives_A = similarity_AN.masked_fill(~negative_AN, float("-inf")).logsumexp(1)
+class _TiledLoss(torch.autograd.Function):
+    """The loss of normalised states, tile by tile, with its gradient taken on the way."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        anchors_AD: Tensor,
+        pool_ND: Tensor,
+        labels: PairLabels,
+        pool: PairLabels,
+        temperature: float,
+        weights_4: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        parts_4 = torch.zeros_like(weights_4)
+        with_gradient = any(context.needs_input_grad[:2])
+        gradients = [torch.zeros_like(x) if with_gradient else x.new_zeros(0) for x in (anchors_AD, pool_ND)]
+        tile = min(TILE, max(1, TILE_ENTRIES // max(len(pool), 1)))
+        for start in range(0, len(labels), tile):
+            rows = torch.arange(start, min(start + tile, len(labels)), device=anchors_AD.device)
+            positive, negative = positives_and_negatives(labels[rows], pool)
+            is_anchor = positive.any(1) & negative.any(1)
+            rows = rows[is_anchor]
+            tile_AD, own = anchors_AD[rows], labels[rows]
+            similarity, of_parts = _tile(
+                (tile_AD @ pool_ND.T).div_(temperature),
+                positive[is_anchor],
+                negative[is_anchor],
+                own.same_sentence_N,
+                pool.same_sentence_N,
+                weights_4,
+            )
+            parts_4 += of_parts
+            if with_gradient:
+                gradient_AN = similarity.div_(temperature)
+                gradients[0][rows] = gradient_AN @ pool_ND
+                gradients[1].addmm_(gradient_AN.T, tile_AD)
+        context.save_for_backward(*gradients)
+        context.mark_non_differentiable(parts_4)
+        return (parts_4 * weights_4).sum(), parts_4
+
+    @staticmethod
+    def backward(context: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        of_anchors, of_pool = context.saved_tensors
+        return upstream * of_anchors, upstream * of_pool, None, None, None, None
+
+
+def _tile(
+    similarity_AN: Tensor,
+    positive_AN: Tensor,
+    negative_AN: Tensor,
+    single_A: Tensor,
+    single_N: Tensor,
+    weights_4: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(gradient of the weighted loss for `similarity_AN`, in its place; the four parts) of a tile of anchors.
+
+    With n = log of the sum of e^s over the negatives, the loss of a positive B is softplus(n - s_B). It pulls s_B by
+    sigmoid(n - s_B), and pushes all negatives, each by its share e^(s_C - n) of the same.
+    """
+    below_A = similarity_AN.masked_fill(~negative_AN, float("-inf")).logsumexp(1)
     row, column = positive_AN.nonzero(as_tuple=True)
-    own = similarity_AN[row, column]
-    loss = torch.logaddexp(own, negatives_A[row]) - own
-    anchor_cross, positive_cross = ~labels.same_sentence_N[is_anchor][row], ~pool.same_sentence_N[column]
-    parts = torch.zeros(len(PARTS), dtype=loss.dtype, device=loss.device)
-    return parts.index_add(0, 2 * anchor_cross.long() + positive_cross.long(), loss / positive_AN.sum(1)[row])
+    gap = below_A[row] - similarity_AN[row, column]
+    part = 2 * (~single_A[row]).long() + (~single_N[column]).long()
+    share = 1 / positive_AN.sum(1)[row].to(gap)
+    # softplus of torch turns linear at a threshold; this one is exact everywhere
+    loss = torch.logaddexp(gap, torch.zeros_like(gap)) * share
+    parts_4 = torch.zeros_like(weights_4).index_add_(0, part, loss)
+    pull = gap.sigmoid() * share * weights_4[part]
+    push_A = torch.zeros_like(below_A).index_add_(0, row, pull)
+    gradient_AN = similarity_AN.sub_(below_A[:, None]).exp_().mul_(negative_AN).mul_(push_A[:, None])
+    gradient_AN[row, column] = -pull
+    return gradient_AN, parts_4
 
 
 def _wide(x: Tensor) -> Tensor:

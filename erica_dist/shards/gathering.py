@@ -13,6 +13,7 @@ D documents, C columns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,22 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.taken)
+
+    def split(self, asked: Sequence[int]) -> list[Columns]:
+        """The documents in parts of so many asked-for documents each; views, and without `faults`."""
+        edges = offsets(np.asarray(asked, np.int64))
+        at = np.searchsorted(self.taken, edges)
+        rows = {name: offsets(count)[at] for name, count in self.counts.items()} | {"": at}
+        owner = {column.name: column.rows for columns in COLUMNS.values() for column in columns}
+        parts = []
+        for part, (first, last) in enumerate(itertools.pairwise(at.tolist())):
+            arrays = {
+                name: array[rows[owner[name]][part] : rows[owner[name]][part + 1]]
+                for name, array in self.arrays.items()
+            }
+            counts = {name: count[first:last] for name, count in self.counts.items()}
+            parts.append(Columns(self.taken[first:last] - edges[part], self.folder[first:last], counts, arrays))
+        return parts
 
 
 @dataclass
@@ -212,6 +229,11 @@ class ShardReader:
         """The rows of all documents, by column. `counts` of what lies behind a shard's end become 0."""
         arrays = {}
         one = np.ones(len(places.documents), np.int64)
+        memory = memoryview(space.bytes)  # type: ignore[arg-type]  # an array is a buffer
+        # documents that lie one behind the other are one piece of every column
+        behind = (np.diff(places.block) == 0) & (np.diff(places.place) == 1)
+        runs = np.concatenate([[0], np.flatnonzero(~behind) + 1, [len(places.documents)]])
+        few_runs = not places.wrong and len(runs) * 4 < len(places.documents)
         for column in COLUMNS[self.kind]:
             if column.rows == "+1":
                 continue
@@ -220,12 +242,22 @@ class ShardReader:
             first, count = (firsts[column.rows], counts[column.rows]) if column.rows else (places.place, one)
             readable = begin + (first + count) * width * dtype.itemsize <= places.limit
             if not readable.all():
+                few_runs = False
                 self._blame_cut_off(places, ~readable)
                 begin, first = np.where(readable, begin, 0), np.where(readable, first, 0)
                 if column.rows:
                     counts[column.rows] = count = np.where(readable, count, 0)
-            items, start = space.bytes.view(dtype), begin // dtype.itemsize + first * width
-            array = items[spans(start, count * width)] if column.rows else items[start]
+            size = width * dtype.itemsize
+            start, end = begin + first * size, begin + (first + count) * size
+            if few_runs:
+                pieces = start[runs[:-1]], end[runs[1:] - 1]
+            elif column.rows == "token_offsets":
+                pieces = start, end  # long rows: copied a piece at a time, they take a fraction of number by number
+            else:
+                arrays[column.name] = _taken(space.bytes, dtype, width, start, count if column.rows else None)
+                continue
+            data = bytearray().join(map(memory.__getitem__, map(slice, pieces[0].tolist(), pieces[1].tolist())))
+            array = np.frombuffer(data, dtype)
             arrays[column.name] = array.reshape(-1, width) if column.width else array
         return arrays
 
@@ -314,6 +346,18 @@ class ShardReader:
             del self._mapped[shard]
             self._mapped_bytes -= int(space.available[shard])
             space.forget(shard)
+
+
+def _taken(memory: np.ndarray, dtype: np.dtype, width: int, start: np.ndarray, count: np.ndarray | None) -> np.ndarray:
+    """Rows of `width` items from the byte addresses `start` on, `count` of each (None: one item of each)."""
+    items = memory.view(dtype)
+    if count is None:
+        return items[start // dtype.itemsize]
+    if width == 1:
+        return items[spans(start // dtype.itemsize, count)]
+    if width * dtype.itemsize == 8 and not (start & 7).any():  # two numbers of four bytes at once
+        return memory.view(np.int64)[spans(start >> 3, count)].view(dtype).reshape(-1, width)
+    return items[spans(start // dtype.itemsize, count * width)].reshape(-1, width)
 
 
 def _stacked(tables: list[np.ndarray]) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 In: the manifest's shard records. Out: a `SplitIndex`, tables over all blocks and documents of the split. Each shard has
 its own `<name>.index.json`; `write_split_index` compiles those of a split into two `.npy` files that are memory-mapped,
-so opening costs the same for a thousand documents and for a hundred million, and all processes of a node share the
-pages: 4 bytes a document and about 240 a block.
+so opening a hundred million documents takes a fraction of a second, and all processes of a node share the pages: 4
+bytes a document and about 240 a block.
 
 B blocks, C columns.
 """

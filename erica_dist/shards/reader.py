@@ -6,6 +6,7 @@ is opened here; `gathering.ShardReader` reads documents, of one folder or of sev
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -154,9 +155,11 @@ class ShardFolder:
 
     def _check_sizes(self) -> None:
         for shard in self.shards:
-            path = self.folder / shard["file"]
+            path = os.path.join(
+                self.place, shard["file"]
+            )  # there may be many thousands: pathlib takes most of the time
             try:
-                found = path.stat().st_size
+                found = os.stat(path).st_size
             except OSError as error:
                 raise UserError(
                     f"cannot read {path}: {error.strerror}; copy it again or run `erica-dist tokenize`"

@@ -17,8 +17,9 @@ import torch
 
 from erica_dist.config import ElectraJob, EricaJob, accumulation
 from erica_dist.errors import UserError
+from erica_dist.shards.gathering import Columns
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.stream.batches import deal, deal_by_budget
+from erica_dist.stream.batches import Deal, deal, deal_by_budget
 from erica_dist.stream.collate import EricaCollation, Vocabulary, collate_electra, collate_erica
 from erica_dist.stream.corpora import Corpora
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, mapped
@@ -29,8 +30,18 @@ VALIDATION_SEED = 0  # held-out scores of two runs compare only on the same docu
 HEAD_PIECES = 8  # that an ED document's prompt is taken to have for its head, when tokens are counted before reading
 
 MicroBatch = TypeVar("MicroBatch", EricaMicroBatch, ElectraMicroBatch)
-# (documents, their epochs, how many of them are of the batch's first half) -> micro-batch and faults
-Collate = Callable[[np.ndarray, np.ndarray, int], tuple[MicroBatch, list[str]]]
+# (columns, the epoch of each document, how many of them are of the batch's first half) -> micro-batch
+Collate = Callable[[Columns, np.ndarray, int], MicroBatch]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The global batch of one step before anything of it is read; the same on every rank."""
+
+    epochs: np.ndarray  # int64 [batch]
+    documents: np.ndarray  # int64 [batch]
+    tokens: np.ndarray  # int64 [batch], with special tokens and prompt as far as they are known
+    dealt: Deal  # positions in the batch by rank and micro-step
 
 
 @dataclass
@@ -89,25 +100,35 @@ class _Stream(Generic[MicroBatch]):
         Raises:
             UserError: a document is damaged (data.damaged=strict), or a shard cannot be had.
         """
-        epochs, documents = self._orders.at(self._places(step))
         if self._corpora.remote:
             self._look_ahead(step)
-        tokens = np.minimum(self._corpora.lengths(documents) + self._extra, self._longest)
-        if self._budget:
-            dealt = deal_by_budget(tokens, self._ranks, self._budget, self._parts)[self._rank]
-        else:
-            dealt = deal(tokens, self._ranks, self.accumulation, self._parts)[self._rank]
+        plan = self.plan(step)
+        mine = plan.dealt[self._rank]
+        # all micro-batches are read at once: a reading has a fixed cost that is that of a hundred documents
+        columns = self._corpora.read(plan.documents[np.concatenate(mine)])
         half = -(-self._batch // self._parts)
-        made = [self._collate(documents[at], epochs[at], int((at < half).sum())) for at in dealt]
-        micro_batches = [micro_batch for micro_batch, _ in made]
+        micro_batches = []
+        for at, part in zip(mine, columns.split([len(at) for at in mine]), strict=True):
+            at = at[part.taken]  # without damaged documents
+            micro_batches.append(self._collate(part, plan.epochs[at], int((at < half).sum())))
         return StepBatch(
             step=step,
             micro_batches=micro_batches,
             documents=sum(micro_batch.documents for micro_batch in micro_batches),
             tokens=sum(micro_batch.tokens for micro_batch in micro_batches),
             epoch=self._orders.epochs_done((step + 1) * self._batch),
-            faults=[fault for _, faults in made for fault in faults],
+            faults=[fault.text for fault in columns.faults],
         )
+
+    def plan(self, step: int) -> Plan:
+        """Which documents make a step, and which rank and micro-step computes on which; reads nothing."""
+        epochs, documents = self._orders.at(self._places(step))
+        tokens = np.minimum(self._corpora.lengths(documents) + self._extra, self._longest)
+        if self._budget:
+            dealt = deal_by_budget(tokens, self._ranks, self._budget, self._parts)
+        else:
+            dealt = deal(tokens, self._ranks, self.accumulation, self._parts)
+        return Plan(epochs, documents, tokens, dealt)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -169,7 +190,7 @@ class EricaStream(_Stream[EricaMicroBatch]):
         corpora = _checked(corpora, "documents", "ERICA")
         collation = EricaCollation.of(corpora.tokenizer, corpora.relations, job)
         prompt = int(np.diff(collation.name_start).max(initial=0)) + HEAD_PIECES + 1
-        collate = _erica_collate(corpora, collation, job.train.seed)
+        collate = _erica_collate(collation, job.train.seed)
         super().__init__(corpora, job, rank, ranks, start_step, 2, prompt, collate)
 
 
@@ -201,9 +222,9 @@ def erica_validation(
     once for RD and once for ED; at most `data.validation_documents` documents in all.
     """
     corpora = _checked(corpora, "documents", "ERICA")
-    collate = _erica_collate(corpora, EricaCollation.of(corpora.tokenizer, corpora.relations, job), VALIDATION_SEED)
+    collate = _erica_collate(EricaCollation.of(corpora.tokenizer, corpora.relations, job), VALIDATION_SEED)
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
-    return _deal_chunks([np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2)
+    return _deal_chunks(corpora, [np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2)
 
 
 def electra_validation(
@@ -212,7 +233,7 @@ def electra_validation(
     """This rank's micro-batches of held-out sequences; see `erica_validation`."""
     corpora = _checked(corpora, "sequences", "ELECTRA")
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch))
-    return _deal_chunks(chunks, rank, ranks, _electra_collate(corpora, job, VALIDATION_SEED), 1)
+    return _deal_chunks(corpora, chunks, rank, ranks, _electra_collate(corpora, job, VALIDATION_SEED), 1)
 
 
 def _held_out(corpora: Corpora, job: EricaJob | ElectraJob, size: int) -> list[np.ndarray]:
@@ -225,11 +246,13 @@ def _held_out(corpora: Corpora, job: EricaJob | ElectraJob, size: int) -> list[n
 
 
 def _deal_chunks(
-    chunks: list[np.ndarray], rank: int, ranks: int, collate: Collate[MicroBatch], parts: int
+    corpora: Corpora, chunks: list[np.ndarray], rank: int, ranks: int, collate: Collate[MicroBatch], parts: int
 ) -> list[MicroBatch | None]:
-    mine: list[MicroBatch | None] = [
-        collate(chunk, np.zeros_like(chunk), len(chunk) // parts)[0] for chunk in chunks[rank::ranks]
-    ]
+    mine: list[MicroBatch | None] = []
+    for chunk in chunks[rank::ranks]:
+        columns = corpora.read(chunk)
+        first_half = int((columns.taken < len(chunk) // parts).sum())
+        mine.append(collate(columns, np.zeros(len(columns), np.int64), first_half))
     return mine + [None] * (-(-len(chunks) // ranks) - len(mine))
 
 
@@ -260,16 +283,9 @@ def _checked(corpora: Corpora | ShardFolder, kind: str, model: str) -> Corpora:
     return Corpora([corpora]) if isinstance(corpora, ShardFolder) else corpora
 
 
-def _erica_collate(corpora: Corpora, collation: EricaCollation, seed: int) -> Collate[EricaMicroBatch]:
+def _erica_collate(collation: EricaCollation, seed: int) -> Collate[EricaMicroBatch]:
     random = KeyedRandom(seed)
-
-    def collate(documents: np.ndarray, epochs: np.ndarray, rd: int) -> tuple[EricaMicroBatch, list[str]]:
-        columns = corpora.read(documents)
-        whole_rd = int((columns.taken < rd).sum())
-        batch = collate_erica(columns, epochs[columns.taken], whole_rd, collation, random)
-        return batch, [fault.text for fault in columns.faults]
-
-    return collate
+    return lambda columns, epochs, rd: collate_erica(columns, epochs, rd, collation, random)
 
 
 def _electra_collate(corpora: Corpora, job: ElectraJob, seed: int) -> Collate[ElectraMicroBatch]:
@@ -277,10 +293,4 @@ def _electra_collate(corpora: Corpora, job: ElectraJob, seed: int) -> Collate[El
     if not 0 < probability < 1:
         raise UserError(f"electra.mask_prob must be between 0 and 1, got {probability}")
     vocabulary, random = Vocabulary.of(corpora.tokenizer), KeyedRandom(seed)
-
-    def collate(documents: np.ndarray, epochs: np.ndarray, _: int) -> tuple[ElectraMicroBatch, list[str]]:
-        columns = corpora.read(documents)
-        batch = collate_electra(columns, epochs[columns.taken], vocabulary, max_length, probability, random)
-        return batch, [fault.text for fault in columns.faults]
-
-    return collate
+    return lambda columns, epochs, _: collate_electra(columns, epochs, vocabulary, max_length, probability, random)

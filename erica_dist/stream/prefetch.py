@@ -5,16 +5,22 @@ In: a function of the step and the steps. Out: its results, one after the other.
 are in the making or ready as there are workers. Results go through pipes and not through shared memory: a run that is
 killed at any moment leaves nothing in /dev/shm and no open descriptors pile up.
 
+Results are pickled between this process and its own forks only; nothing that was on a disk or a network is.
+
 Workers never see the signals that tell a trainer to stop (it still needs batches until it has saved), and end with it:
 the kernel kills them when the trainer's thread that started them dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import multiprocessing
 import os
+import pickle
 import signal
+import struct
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +32,7 @@ from typing import Any
 from erica_dist.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
+_PIPE_BYTES = 1 << 20
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -43,6 +50,8 @@ class Prefetch:
         try:
             for first in range(min(workers, len(steps))):
                 ours, theirs = context.Pipe(duplex=False)
+                with contextlib.suppress(OSError):  # what one user's pipes may hold together is bounded
+                    fcntl.fcntl(ours.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
                 process = context.Process(
                     target=_work,
                     args=(make, steps[first::workers], theirs, os.getpid()),
@@ -65,7 +74,7 @@ class Prefetch:
         for place in range(len(self._steps)):
             process, connection = self._workers[place % len(self._workers)]
             try:
-                kind, value = connection.recv()
+                kind, value = _receive(connection)
             except EOFError:
                 process.join()
                 raise RuntimeError(
@@ -119,8 +128,45 @@ def _work(make: Callable[[int], Any], steps: range, connection: Connection, pare
         except Exception:
             message = ("fault", traceback.format_exc())
         try:
-            connection.send(message)
+            _send(connection, message)
         except BrokenPipeError:
             return
         if message[0] != "value":
             return
+
+
+def _send(connection: Connection, message: tuple[str, Any]) -> None:
+    """The message, its arrays behind it as they lie in memory: pickling them would copy each on both sides."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    connection.send_bytes(body)
+    connection.send_bytes(struct.pack(f"{len(raw)}Q", *(part.nbytes for part in raw)))
+    _write(connection.fileno(), b"".join(raw))
+
+
+def _receive(connection: Connection) -> Any:
+    """What `_send` sent; its arrays share one writable buffer.
+
+    Raises:
+        EOFError: the other end died, before or while it sent.
+    """
+    body, sizes = connection.recv_bytes(), connection.recv_bytes()
+    whole = memoryview(bytearray(sum(lengths := struct.unpack(f"{len(sizes) // 8}Q", sizes))))
+    done = 0
+    while done < len(whole):
+        got = os.readv(connection.fileno(), [whole[done:]])
+        if not got:
+            raise EOFError
+        done += got
+    buffers, at = [], 0
+    for length in lengths:
+        buffers.append(whole[at : at + length])
+        at += length
+    return pickle.loads(body, buffers=buffers)  # noqa: S301  # from our own worker
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]

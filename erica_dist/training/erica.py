@@ -18,7 +18,7 @@ from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gather import gather_rows, gather_tables, rank, ranks, row_counts
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
 from erica_dist.objectives.pooling import pair_states
-from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, anchor_rows, relation_loss_parts
+from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, anchor_rows, relation_loss
 from erica_dist.objectives.retrieval import mean_average_precision
 from erica_dist.stream.micro_batches import EricaMicroBatch
 from erica_dist.training.engine import backward, device, seed_dropout, sum_over_ranks
@@ -53,8 +53,7 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
                 pool_ND = gather_rows(pairs_PD, row_counts(len(pairs_PD), pairs_PD.device))
             else:
                 pool_ND = pairs_PD
-            rd_parts = relation_loss_parts(pairs_PD, own, pool_ND, pool, erica.temperature)
-            rd_term = (rd_parts * rd_scale).sum()
+            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, rd_scale)
         ed_sum, ed_right = _entity_loss(entity_ED, batch, erica)
         loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / max(masked, 1))
         backward(engine, loss, last=micro == len(batches) - 1)
