@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -224,3 +225,15 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def bar(text: str, met: bool) -> str:
+    return f"{text}: {verdict(met)}"
+
+
+def load() -> str:
+    return "load " + " ".join(f"{value:.1f}" for value in os.getloadavg())
