@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from erica_dist.objectives.gather import gather_rows, row_counts
+from erica_dist.objectives.pair_sampling import EVERY_PAIR, PairSampling
 from erica_dist.objectives.relation_discrimination import PairLabels, relation_loss_parts
 
 
 def cached_gradients(
-    pairs: list[Tensor], labels: list[PairLabels], pool: PairLabels, scale: float | Tensor, temperature: float
+    pairs: list[Tensor],
+    labels: list[PairLabels],
+    pool: PairLabels,
+    scale: float | Tensor,
+    temperature: float,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> tuple[Tensor, list[Tensor]]:
     """Steps 1 and 2 after the forward passes.
 
@@ -37,7 +43,7 @@ def cached_gradients(
     own = torch.cat(pairs).detach().requires_grad_()
     own_labels = PairLabels.union([label.table() for label in labels])
     gathered_ND = gather_rows(own, row_counts(len(own), own.device))
-    parts = relation_loss_parts(own, own_labels, gathered_ND, pool, temperature)
+    parts = relation_loss_parts(own, own_labels, gathered_ND, pool, temperature, sampling)
     (gradient,) = torch.autograd.grad((parts * scale).sum(), own)
     return parts.detach(), list(gradient.split([len(part) for part in pairs]))
 

@@ -9,6 +9,8 @@ calls knows how many there are in the whole global batch, and divides.
 The paper writes RD as four sums, by whether some sentence mentions both ends (single) or none does (cross), of the
 anchor and of the positive. They are given one by one; the loss above is their sum.
 
+The published code takes one of the positives and some of the negatives of each anchor: `pair_sampling`.
+
 Anchors are taken in tiles and each tile is computed again in the backward pass, so that nothing of size anchors x pool
 is kept.
 
@@ -17,13 +19,16 @@ Legend: A anchors' rows (own pairs), N pool, L labels a pair (padded with -1), R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from erica_dist.objectives.pair_sampling import EVERY_PAIR, PairSampling, partners_of, sampled
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
 TILE = 1024
@@ -39,6 +44,11 @@ class PairLabels:
     tail_N: Tensor
     same_sentence_N: Tensor  # bool: some sentence holds a mention of both
     labels_NL: Tensor  # relations, padded with -1; all -1: no relation
+    bits_N: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # random, for sampling
+
+    def __post_init__(self) -> None:
+        if len(self.bits_N) != len(self.document_N):
+            self.bits_N = torch.zeros_like(self.document_N)
 
     def __len__(self) -> int:
         return len(self.document_N)
@@ -47,13 +57,13 @@ class PairLabels:
         return PairLabels(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def table(self) -> Tensor:
-        """All columns as one int64 [N, 4 + L]."""
-        columns = [self.document_N, self.head_N, self.tail_N, self.same_sentence_N.long()]
+        """All columns as one int64 [N, 5 + L]."""
+        columns = [self.document_N, self.head_N, self.tail_N, self.same_sentence_N.long(), self.bits_N]
         return torch.cat([torch.stack(columns, dim=1), self.labels_NL], dim=1)
 
     @classmethod
     def from_table(cls, table: Tensor) -> PairLabels:
-        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 4:])
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 5:], table[:, 4])
 
     @classmethod
     def union(cls, tables: list[Tensor]) -> PairLabels:
@@ -70,6 +80,7 @@ class PairLabels:
             batch.pair_tail_local_P,
             batch.pair_same_sentence_P,
             batch.pair_labels_PL,
+            batch.pair_draw_P,
         )
 
 
@@ -99,24 +110,54 @@ def _share_a_relation(labels_AL: Tensor, labels_NL: Tensor) -> Tensor:
     return indicators(labels_AL) @ indicators(labels_NL).T > 0.5
 
 
-def anchor_rows(anchors: PairLabels, pool: PairLabels) -> Tensor:
+def _drawn(
+    anchors: PairLabels, pool: PairLabels, sampling: PairSampling, partner_A: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """As `positives_and_negatives`, of which the sampling leaves some; `partner_A` as `_partners` gave it."""
+    positive_AN, negative_AN = positives_and_negatives(anchors, pool)
+    if partner_A is not None:
+        positive_AN &= torch.arange(len(pool), device=partner_A.device) == partner_A[:, None]
+    if sampling.negatives:
+        negative_AN = sampled(negative_AN, anchors.bits_N, pool.bits_N, sampling.negatives)
+    return positive_AN, negative_AN
+
+
+def _partners(anchors: PairLabels, pool: PairLabels, sampling: PairSampling) -> Tensor | None:
+    """Of each anchor the row in the pool that alone may be its positive; None: no such choice."""
+    return partners_of(anchors.bits_N, pool.labels_NL, pool.bits_N) if sampling.one_positive else None
+
+
+def anchor_rows(anchors: PairLabels, pool: PairLabels, sampling: PairSampling = EVERY_PAIR) -> Tensor:
     """Boolean [A]: which of the pairs have at least one positive and one negative in the pool."""
+    partner_A = _partners(anchors, pool, sampling)
     keep = []
     for start in range(0, len(anchors), TILE):
-        positive, negative = positives_and_negatives(anchors[start : start + TILE], pool)
+        rows = slice(start, start + TILE)
+        partner = None if partner_A is None else partner_A[rows]
+        positive, negative = _drawn(anchors[rows], pool, sampling, partner)
         keep.append(positive.any(1) & negative.any(1))
     return torch.cat(keep) if keep else torch.zeros(0, dtype=torch.bool, device=anchors.document_N.device)
 
 
 def relation_loss_sum(
-    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+    pairs_AD: Tensor,
+    labels: PairLabels,
+    pool_ND: Tensor,
+    pool: PairLabels,
+    temperature: float,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> Tensor:
     """Sum over anchors of the loss above; see `relation_loss_parts`."""
-    return relation_loss_parts(pairs_AD, labels, pool_ND, pool, temperature).sum()
+    return relation_loss_parts(pairs_AD, labels, pool_ND, pool, temperature, sampling).sum()
 
 
 def relation_loss_parts(
-    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+    pairs_AD: Tensor,
+    labels: PairLabels,
+    pool_ND: Tensor,
+    pool: PairLabels,
+    temperature: float,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> Tensor:
     """The four `PARTS` [4] of the loss above, each summed over anchors, in float32 (float64 stays).
 
@@ -125,22 +166,31 @@ def relation_loss_parts(
     Args:
         pairs_AD: states of the own pairs, with gradient.
         pool_ND: states of the pool, the own pairs among them, with gradient to whoever owns them.
+        sampling: which positives and negatives count; other than all of them needs the pairs' random bits.
     """
+    partner_A = _partners(labels, pool, sampling)
     anchors_AD = functional.normalize(_wide(pairs_AD), dim=1)
     pool_ND = functional.normalize(_wide(pool_ND), dim=1)
     total = (anchors_AD.sum() * 0 + pool_ND.sum() * 0).expand(len(PARTS))
     for start in range(0, len(labels), TILE):
         rows = slice(start, start + TILE)
+        partner = None if partner_A is None else partner_A[rows]
+        draw = partial(_drawn, labels[rows], pool, sampling, partner)
         total = total + checkpoint(
-            _tile_loss_parts, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, use_reentrant=False
+            _tile_loss_parts, anchors_AD[rows], labels[rows], pool_ND, pool, temperature, draw, use_reentrant=False
         )
     return total
 
 
 def _tile_loss_parts(
-    anchors_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+    anchors_AD: Tensor,
+    labels: PairLabels,
+    pool_ND: Tensor,
+    pool: PairLabels,
+    temperature: float,
+    draw: Callable[[], tuple[Tensor, Tensor]],
 ) -> Tensor:
-    positive_AN, negative_AN = positives_and_negatives(labels, pool)
+    positive_AN, negative_AN = draw()
     is_anchor = positive_AN.any(1) & negative_AN.any(1)
     positive_AN, negative_AN = positive_AN[is_anchor], negative_AN[is_anchor]
     similarity_AN = anchors_AD[is_anchor] @ pool_ND.T / temperature
