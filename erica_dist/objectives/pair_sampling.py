@@ -62,7 +62,7 @@ def partners_of(bits_A: Tensor, labels_NL: Tensor, bits_N: Tensor) -> Tensor:
     if not len(bits_A):
         return torch.zeros_like(bits_A)
     order = bits_N.argsort()
-    own = order[torch.searchsorted(bits_N[order], bits_A)]
+    own = order[torch.searchsorted(bits_N[order], bits_A.contiguous())]
     return partner_rows(labels_NL, bits_N)[own]
 
 
@@ -85,6 +85,7 @@ def sampled(negative_AN: Tensor, bits_A: Tensor, bits_N: Tensor, count: int) -> 
 
 def _signed(constant: int) -> int:
     """The int64 of the same 64 bits."""
+    constant &= (1 << 64) - 1
     return constant - (1 << 64) if constant >> 63 else constant
 
 
@@ -105,7 +106,7 @@ def mixed(x: Tensor) -> Tensor:
 
 def _numbered(stream: Tensor, place: Tensor | int) -> Tensor:
     """What `mixed` makes the number at `place` of a stream of, as `KeyedRandom.bits`."""
-    return stream + (place + 1) * _GOLDEN
+    return stream + ((place + 1) * _GOLDEN if isinstance(place, Tensor) else _signed((place + 1) * _GOLDEN))
 
 
 def _sorted_places(group: Tensor, score: Tensor) -> Tensor:
