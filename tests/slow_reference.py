@@ -1,7 +1,7 @@
 """What the published ERICA draws, once more with plain loops and Python's whole numbers.
 
-Independent of erica_dist on purpose: nothing here is imported from it. The random bits of a pair are given; what is made
-of them is splitmix64 (Steele, Lea and Flood 2014), written here from its definition.
+Independent of erica_dist on purpose: nothing here is imported from it. The random bits of a pair are given; what is
+made of them is splitmix64 (Steele, Lea and Flood 2014), written here from its definition.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def sampled_losses(
     return losses
 
 
-def twice_counted_loss(states: list[list[float]], head: int, tail: int, left_out: list[int], temperature: float) -> float:
+def twice_counted_loss(
+    states: list[list[float]], head: int, tail: int, left_out: list[int], temperature: float
+) -> float:
     """ED's loss of one query with the tail a second time in the denominator."""
     scores = {
         i: math.exp(cosine(states[head], state) / temperature)

@@ -111,7 +111,7 @@ def test_a_couple_that_must_not_meet_makes_no_anchor() -> None:
 
 
 def test_every_positive_and_every_negative_is_drawn_equally_often() -> None:
-    draws, size, positive, negative = 3000, 7, np.zeros((7, 7)), np.zeros(7)
+    draws, size, positive, negative = 1500, 7, np.zeros((7, 7)), np.zeros(7)
     for draw in range(draws):
         bits = torch.from_numpy(words(size, draw).view(np.int64).copy())
         for i, j in enumerate(partner_rows(torch.zeros(size, 1, dtype=torch.int64), bits).tolist()):

@@ -162,7 +162,8 @@ def slow_erica(rd, ed, collation, random):
         relations = [tuple(t) for t in view.relations.tolist()]
 
         def fits(head, tail, sentences=sentences):
-            return config.sentences == "any" or bool(sentences[head] & sentences[tail]) == (config.sentences == "single")
+            found = "single" if sentences[head] & sentences[tail] else "cross"
+            return config.sentences in ("any", found)
 
         if is_rd:
             labels: dict[tuple[int, int], list[int]] = {}
