@@ -21,6 +21,7 @@ EVERYTHING = [
     "erica.negatives_per_anchor=2",
     "erica.relations_per_pair=one",
     "erica.sentences=cross",
+    "erica.no_relation_pairs=0",
     "erica.other_tails_as_negatives=true",
     "erica.tail_counted_twice=true",
     "erica.mlm_mean=micro_batch",

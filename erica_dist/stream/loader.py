@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from erica_dist.config import ElectraJob, EricaJob, accumulation
+from erica_dist.config import ElectraJob, EricaConfig, EricaJob, accumulation
 from erica_dist.errors import UserError
 from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.batches import deal, deal_by_budget
@@ -202,7 +202,8 @@ def erica_validation(
     all relations, pairs and true tails count here: runs of different options are asked the same.
     """
     corpora = _checked(corpora, "documents", "ERICA")
-    erica = replace(job.erica, relations_per_pair="all", sentences="any", other_tails_as_negatives=False)
+    asked = ("relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives")
+    erica = replace(job.erica, **{name: getattr(EricaConfig(), name) for name in asked})
     collation = EricaCollation.of(corpora.tokenizer, corpora.relations, replace(job, erica=erica))
     collate = _erica_collate(corpora, collation, VALIDATION_SEED)
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
