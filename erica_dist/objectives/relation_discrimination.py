@@ -129,6 +129,7 @@ def _partners(anchors: PairLabels, pool: PairLabels, sampling: PairSampling) -> 
 
 def anchor_rows(anchors: PairLabels, pool: PairLabels, sampling: PairSampling = EVERY_PAIR) -> Tensor:
     """Boolean [A]: which of the pairs have at least one positive and one negative in the pool."""
+    sampling = PairSampling(sampling.one_positive)  # drawing some of the negatives leaves none without
     partner_A = _partners(anchors, pool, sampling)
     keep = []
     for start in range(0, len(anchors), TILE):
