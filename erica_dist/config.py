@@ -97,10 +97,55 @@ class EricaConfig:
     temperature: float = 0.05
     negatives: Negatives = "gather"
     no_relation_pairs: int = 32  # drawn a document, negatives only; 0: off
+    # of RD's anchors: every pair that shares a relation, averaged, or one by pairing the pairs of a relation at random
+    positives: Literal["all", "one"] = "all"
+    negatives_per_anchor: int = 0  # of RD: so many drawn out of the pool; 0: all of it
+    relations_per_pair: Literal["all", "one"] = "all"  # one: drawn anew each epoch, for RD and for ED's query
+    sentences: Literal["any", "single", "cross"] = "any"  # of RD's pairs those that share one, or share none
     other_tails_as_negatives: bool = False  # ED: keep other true tails in the denominator, as the reference does
+    tail_counted_twice: bool = False  # ED: the tail stands a second time in the denominator
+    # global: over all masked pieces of the global batch; micro_batch: each half of each micro-batch has its mean, these
+    # are averaged over micro-batches and ranks, and the two halves' averages added up
+    mlm_mean: Literal["global", "micro_batch"] = "global"
     mask_probability: float = 0.15
     mask_mentions: bool = False  # MLM may also mask pieces of mentions that take part in RD or ED
     weights: EricaWeights = field(default_factory=EricaWeights)
+
+
+# What the published implementation does where it differs from the defaults (launchers/jobs/erica_reference.yaml)
+PUBLISHED: dict[str, object] = {
+    "negatives": "local",
+    "positives": "one",
+    "negatives_per_anchor": 64,
+    "relations_per_pair": "one",
+    "other_tails_as_negatives": True,
+    "tail_counted_twice": True,
+    "mlm_mean": "micro_batch",
+}
+
+
+def published_options(erica: EricaConfig) -> tuple[str, list[str]]:
+    """("reference", "own" or "mixed"; the settings that are the published implementation's and not the defaults).
+
+    Where negatives come from does not decide between "own" and "mixed": `local` is a choice of either.
+    """
+    taken = [name for name, value in PUBLISHED.items() if getattr(erica, name) == value]
+    kind = "reference" if len(taken) == len(PUBLISHED) else "mixed" if set(taken) - {"negatives"} else "own"
+    return kind, [f"{name}={getattr(erica, name)}" for name in taken]
+
+
+def check_erica(erica: EricaConfig) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        UserError: with the setting and what it may be.
+    """
+    if len(erica.weights.rd_parts) != 4:
+        raise UserError(f"erica.weights.rd_parts must be four numbers, got {erica.weights.rd_parts}")
+    if erica.negatives_per_anchor < 0:
+        raise UserError(
+            f"erica.negatives_per_anchor={erica.negatives_per_anchor} must not be negative; 0 takes the whole pool"
+        )
 
 
 @dataclass

@@ -96,8 +96,19 @@ def first_mention(view, entity):
     return min(own)
 
 
-def slow_query(view, epoch, max_length, random):
-    triples = [tuple(t) for t in view.relations.tolist() if NAMES[t[2]]]
+def kept_triples(view, epoch, config, random):
+    by_pair: dict[tuple[int, int], list[int]] = {}
+    for head, tail, relation in view.relations.tolist():
+        by_pair.setdefault((head, tail), []).append(relation)
+    if config.relations_per_pair == "one":
+        total = len(view.entity_hash)
+        uniform = numbers(random, "relation", epoch, view.key, total * total)
+        by_pair = {(h, t): [own[int(uniform[h * total + t] * len(own))]] for (h, t), own in by_pair.items()}
+    return [(head, tail, relation) for (head, tail), own in by_pair.items() for relation in own]
+
+
+def slow_query(view, epoch, max_length, random, config):
+    triples = [t for t in kept_triples(view, epoch, config, random) if NAMES[t[2]]]
     if not triples:
         return None
     prompt = {t: len(NAMES[t[2]]) + first_mention(view, t[0])[1] - first_mention(view, t[0])[0] for t in triples}
@@ -115,14 +126,14 @@ def slow_erica(rd, ed, collation, random):
         name: []
         for name in (
             "ids", "position", "type", "masked_positions", "masked_labels", "piece_positions", "piece_mention",
-            "mention_entity", "query_head", "query_tail", "candidate_entity", "candidate_query",
+            "mention_entity", "query_head", "query_tail", "candidate_entity", "candidate_query", "masked_of_rd",
         )
     }  # fmt: skip
     cu, entity_base, mentions = [0], 0, 0
     labelled, drawn = [], []
     for place, (view, epoch) in enumerate([*rd, *ed]):
         is_rd = place < len(rd)
-        query = None if is_rd else slow_query(view, epoch, max_length, random)
+        query = None if is_rd else slow_query(view, epoch, max_length, random, config)
         tokens = view.tokens.tolist()
         if query:
             start, end = first_mention(view, query[0])
@@ -149,21 +160,27 @@ def slow_erica(rd, ed, collation, random):
                     out["piece_mention"].append(mentions)
                 mentions += 1
         relations = [tuple(t) for t in view.relations.tolist()]
+
+        def fits(head, tail, sentences=sentences):
+            found = "single" if sentences[head] & sentences[tail] else "cross"
+            return config.sentences in ("any", found)
+
         if is_rd:
             labels: dict[tuple[int, int], list[int]] = {}
-            for head, tail, relation in relations:
-                if head in alive and tail in alive:
+            for head, tail, relation in kept_triples(view, epoch, config, random):
+                if head in alive and tail in alive and fits(head, tail):
                     labels.setdefault((head, tail), []).append(relation)
             known = {(h, t) for h, t, _ in relations} | {tuple(p) for p in view.barred.tolist()}
             total = len(view.entity_hash)
             score = numbers(random, "no_relation", epoch, view.key, total * total)
-            free = [(h, t) for h in alive for t in alive if h != t and (h, t) not in known]
+            free = [(h, t) for h in alive for t in alive if h != t and (h, t) not in known and fits(h, t)]
             lowest = sorted(free, key=lambda pair: score[pair[0] * total + pair[1]])[: config.no_relation_pairs]
             for pairs, target in ((labels, labelled), ({pair: [] for pair in sorted(lowest)}, drawn)):
                 for (head, tail), relation in pairs.items():
                     taking_part |= {head, tail}
                     together = bool(sentences[head] & sentences[tail])
-                    target.append((number[head], number[tail], view.key, head, tail, relation, together))
+                    bits = int(random.bits(random.streams("pair", [epoch], [view.key]), head * total + tail)[0])
+                    target.append((number[head], number[tail], view.key, head, tail, relation, together, bits))
         if query:
             head, tail, relation = query
             taken = set(alive) - {head}
@@ -192,6 +209,7 @@ def slow_erica(rd, ed, collation, random):
                 sequence[len(front) + piece] = MASK
             elif uniform[1, piece] < 0.9:
                 sequence[len(front) + piece] = 5 + int(uniform[2, piece] * 55)
+        out["masked_of_rd"] += [None] * count * is_rd
         out["ids"] += sequence
         out["position"] += range(len(sequence))
         out["type"] += [0] * len(front) + [1 if query else 0] * (kept + 1)
@@ -207,11 +225,18 @@ def slow_erica(rd, ed, collation, random):
     pairs=st.sampled_from([0, 1, 3, 32]),
     other_tails=st.booleans(),
     mask_mentions=st.booleans(),
+    relations=st.sampled_from(["all", "one"]),
+    sentences=st.sampled_from(["any", "single", "cross"]),
 )
-def test_collation_equals_the_slow_checker(seed, max_length, pairs, other_tails, mask_mentions):
+def test_collation_equals_the_slow_checker(seed, max_length, pairs, other_tails, mask_mentions, relations, sentences):
     random = np.random.default_rng(seed)
     collation = collation_of(
-        max_length, no_relation_pairs=pairs, other_tails_as_negatives=other_tails, mask_mentions=mask_mentions
+        max_length,
+        no_relation_pairs=pairs,
+        other_tails_as_negatives=other_tails,
+        mask_mentions=mask_mentions,
+        relations_per_pair=relations,
+        sentences=sentences,
     )
     views = [(random_view(random, int(random.integers(10**12))), int(random.integers(5))) for _ in range(8)]
     half = int(random.integers(0, 9))
@@ -237,10 +262,11 @@ def test_collation_equals_the_slow_checker(seed, max_length, pairs, other_tails,
         "candidate_entity": batch.candidate_entity_C,
         "candidate_query": batch.candidate_query_C,
     }
+    assert batch.masked_of_rd == len(out.pop("masked_of_rd"))
     assert {name: tensor.tolist() for name, tensor in found.items()} == out
     assert [
-        (head, tail, document, i, j, [r for r in labels if r >= 0], together)
-        for head, tail, document, i, j, labels, together in zip(
+        (head, tail, document, i, j, [r for r in labels if r >= 0], together, bits % 2**64)
+        for head, tail, document, i, j, labels, together, bits in zip(
             batch.pair_head_P.tolist(),
             batch.pair_tail_P.tolist(),
             batch.pair_document_P.tolist(),
@@ -248,6 +274,7 @@ def test_collation_equals_the_slow_checker(seed, max_length, pairs, other_tails,
             batch.pair_tail_local_P.tolist(),
             batch.pair_labels_PL.tolist(),
             batch.pair_same_sentence_P.tolist(),
+            batch.pair_draw_P.tolist(),
             strict=True,
         )
     ] == expected_pairs

@@ -6,6 +6,7 @@ the stream's micro-batches and the encoder (both tested on their own), none of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from erica_dist.stream.loader import ElectraStream, EricaStream
 from erica_dist.training.engine import seed_dropout
 from erica_dist.training.job import _build_module
 from tests.ranks import run_ranks
+from tests.slow_reference import PairKey, chosen_pairs
 from tests.synthetic import write_documents_folder, write_sequences_folder
 
 pytestmark = pytest.mark.distributed
@@ -48,6 +50,7 @@ def erica_terms(model: Any, cells: list[list[Any]], job: EricaJob, step: int) ->
     """Losses of one step on the union; `cells[rank][micro]` are the micro-batches."""
     accumulation = len(cells[0])
     pairs, masked_losses, query_losses = [], [], []
+    half_means: tuple[list[Tensor], list[Tensor]] = ([], [])
     for rank, own in enumerate(cells):
         for micro, batch in enumerate(own):
             seed_dropout(job.train.seed, step, rank * accumulation + micro)
@@ -67,20 +70,26 @@ def erica_terms(model: Any, cells: list[list[Any]], job: EricaJob, step: int) ->
                 found = {int(x) for x in batch.pair_labels_PL[p] if x >= 0}
                 ends = (int(batch.pair_document_P[p]), int(batch.pair_head_local_P[p]), int(batch.pair_tail_local_P[p]))
                 single = bool(batch.pair_same_sentence_P[p])
-                pairs.append((rank, micro, ends, found, functional.normalize(state, dim=0), single))
+                bits = int(batch.pair_draw_P[p]) % 2**64
+                pairs.append((rank, micro, ends, found, functional.normalize(state, dim=0), single, bits))
             for q in range(len(batch.query_head_Q)):
                 head = functional.normalize(entities[batch.query_head_Q[q]], dim=0)
                 chosen = batch.candidate_entity_C[batch.candidate_query_C == q].tolist()
                 scores = torch.stack([head @ functional.normalize(entities[c], dim=0) for c in chosen])
                 place = chosen.index(int(batch.query_tail_Q[q]))
-                query_losses.append(-(scores / job.erica.temperature).log_softmax(0)[place])
+                scores = scores / job.erica.temperature
+                again = scores[place : place + 1] if job.erica.tail_counted_twice else scores[:0]
+                query_losses.append(torch.cat([scores, again]).logsumexp(0) - scores[place])
             logits = mlm_logits(model, states[batch.masked_positions_K])
             masked_losses.append(functional.cross_entropy(logits, batch.masked_labels_K, reduction="none"))
-    return {
-        "rd": torch.stack(_anchor_losses(pairs, job)).mean(),
-        "ed": torch.stack(query_losses).mean(),
-        "mlm": torch.cat(masked_losses).mean(),
-    }
+            of_rd = masked_losses[-1][: batch.masked_of_rd], masked_losses[-1][batch.masked_of_rd :]
+            for means, losses in zip(half_means, of_rd, strict=True):
+                means += [losses.mean()] if len(losses) else []
+    if job.erica.mlm_mean == "micro_batch":
+        mlm = torch.stack(half_means[0]).mean() + torch.stack(half_means[1]).mean()
+    else:
+        mlm = torch.cat(masked_losses).mean()
+    return {"rd": torch.stack(_anchor_losses(pairs, job)).mean(), "ed": torch.stack(query_losses).mean(), "mlm": mlm}
 
 
 def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
@@ -90,13 +99,21 @@ def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
         "gather": lambda a, b: a[1] == b[1],
         "global": lambda a, b: True,
     }[job.erica.negatives]
+    kept: dict[int, set[int]] = {}
+    for i, anchor in enumerate(pairs):
+        if i not in kept:
+            pool = [j for j, other in enumerate(pairs) if same_pool(anchor, other)]
+            keys = [PairKey(*pairs[j][2], sorted(pairs[j][3]), pairs[j][6]) for j in pool]
+            drawn = chosen_pairs(keys, job.erica.positives == "one", job.erica.negatives_per_anchor)
+            for j, parts in zip(pool, drawn, strict=True):
+                kept[j] = {pool[place] for part in parts for place in part}
     losses = []
     for i, anchor in enumerate(pairs):
         positives, negatives = [], []
         for j, other in enumerate(pairs):
             document, head, tail = anchor[2]
             near = other[2][0] == document and (other[2][1] == head or other[2][2] == tail)
-            if i == j or near or not same_pool(anchor, other):
+            if i == j or near or not same_pool(anchor, other) or j not in kept[i]:
                 continue
             score = anchor[4] @ other[4] / job.erica.temperature
             if anchor[3] & other[3]:
@@ -181,15 +198,23 @@ def electra_terms(module: Any, cells: list[list[Any]], job: ElectraJob, step: in
 
 
 def compare(
-    kind: str, folder: Path, out: Path, ranks: int, combinations: list[list[str]], references: list[list[str]]
+    kind: str,
+    folder: Path,
+    out: Path,
+    ranks: int,
+    combinations: list[list[str]],
+    references: list[list[str]],
+    plain_ranks: Sequence[int] = (),
 ) -> None:
-    """`references[i]` is what combination i must equal in the plain process."""
+    """`references[i]` is what combination i must equal in the plain process, its batch dealt to as many ranks, or to
+    `plain_ranks[i]`."""
     arguments = {"kind": kind, "folder": str(folder), "out": str(out), "combinations": combinations, "steps": STEPS}
     results = run_ranks("tests.rank_programs:train", ranks, arguments)
     known: dict[tuple[str, ...], Any] = {}
-    for number, (overrides, reference) in enumerate(zip(combinations, references, strict=True)):
+    dealt = plain_ranks or [ranks] * len(references)
+    for number, (overrides, reference, plain) in enumerate(zip(combinations, references, dealt, strict=True)):
         if tuple(reference) not in known:
-            known[tuple(reference)] = plain_training(kind, folder, reference, ranks)
+            known[tuple(reference)] = plain_training(kind, folder, reference, plain)
         rows, tensors = known[tuple(reference)]
         found = load_file(out / f"{number}.safetensors")
         for mine in (result[number] for result in results):

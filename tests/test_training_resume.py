@@ -33,6 +33,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_steps_a_checkpoint_and_two_more_equal_four(documents: Path, tmp_path: Path) -> None:
     combinations = [[*BASE, f"train.zero_stage={stage}", "data.workers=0"] for stage in (0, 1, 2, 3)]
     combinations.append([*BASE, "train.zero_stage=2", "train.precision=bf16", "data.workers=0"])
+    drawn = ["erica.positives=one", "erica.negatives_per_anchor=3", "erica.relations_per_pair=one"]
+    combinations.append([*BASE, "train.zero_stage=1", "data.workers=0", "erica.negatives=global", *drawn])
     arguments = {"folder": str(documents), "out": str(tmp_path), "combinations": combinations}
     for result in run_ranks("tests.rank_programs:resume", 2, arguments):
         for combination, row in zip(combinations, result, strict=True):

@@ -1,7 +1,8 @@
 """ED: given a head and a relation, the true tail among the document's entities (Qin et al. 2021, section 3.2).
 
 Loss of a query: -log( e^cos(h,t)/tau / sum over candidates l of e^cos(h,l)/tau ). The candidates come with the batch:
-every entity of the document but the head and, unless asked for, other true tails. The loss is a sum over queries.
+every entity of the document but the head and, unless asked for, other true tails. The published code counts the tail
+twice in the denominator, which keeps the loss above log 2; that can be asked for. The loss is a sum over queries.
 
 Legend: Q queries, C candidates of all queries, E entities, D width.
 """
@@ -20,6 +21,7 @@ def entity_loss_sum(
     candidate_entity_C: Tensor,
     candidate_query_C: Tensor,
     temperature: float,
+    tail_counted_twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(sum of the loss over queries, number of queries whose best candidate is the tail); float32, float64 stays.
 
@@ -34,6 +36,8 @@ def entity_loss_sum(
     shifted_C = (logit_C - largest_Q[candidate_query_C]).exp()
     log_sum_Q = torch.zeros_like(largest_Q).index_add(0, candidate_query_C, shifted_C).log() + largest_Q
     tail_logit_Q = (entity_ED[head_Q] * entity_ED[tail_Q]).sum(1) / temperature
+    if tail_counted_twice:
+        log_sum_Q = torch.logaddexp(log_sum_Q, tail_logit_Q)
     is_tail_C = candidate_entity_C == tail_Q[candidate_query_C]
     best_other_Q = torch.full_like(largest_Q, float("-inf")).scatter_reduce(
         0, candidate_query_C, logit_C.detach().masked_fill(is_tail_C, float("-inf")), "amax"

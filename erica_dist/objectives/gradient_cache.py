@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from erica_dist.objectives.gather import gather_rows, row_counts
+from erica_dist.objectives.pair_sampling import EVERY_PAIR, PairSampling
 from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, relation_loss
 
 
 def cached_gradients(
-    pairs: list[Tensor], labels: list[PairLabels], pool: PairLabels, scale: float | Tensor, temperature: float
+    pairs: list[Tensor],
+    labels: list[PairLabels],
+    pool: PairLabels,
+    scale: float | Tensor,
+    temperature: float,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> tuple[Tensor, list[Tensor]]:
     """Steps 1 and 2 after the forward passes.
 
@@ -38,7 +44,7 @@ def cached_gradients(
     own_labels = PairLabels.union([label.table() for label in labels])
     gathered_ND = gather_rows(own, row_counts(len(own), own.device))
     weights_4 = torch.ones(len(PARTS), device=own.device) * scale
-    loss, parts_4 = relation_loss(own, own_labels, gathered_ND, pool, temperature, weights_4)
+    loss, parts_4 = relation_loss(own, own_labels, gathered_ND, pool, temperature, weights_4, sampling)
     (gradient,) = torch.autograd.grad(loss, own)
     return parts_4, list(gradient.split([len(part) for part in pairs]))
 

@@ -9,6 +9,8 @@ calls knows how many there are in the whole global batch, and divides.
 The paper writes RD as four sums, by whether some sentence mentions both ends (single) or none does (cross), of the
 anchor and of the positive. They are given one by one; the loss above is their sum.
 
+The published code takes one of the positives and some of the negatives of each anchor: `pair_sampling`.
+
 Anchors are taken in tiles, and the gradient of a tile is computed beside its loss, while its similarities are there:
 three matrix products in all, as many as the similarities and their gradients need, and nothing of size anchors x pool
 is kept for the backward pass, which only scales.
@@ -18,13 +20,14 @@ Legend: A anchors' rows (own pairs), N pool, L labels a pair (padded with -1), R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from erica_dist.objectives.pair_sampling import EVERY_PAIR, PairSampling, partners_of, sampled
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
 TILE = 1024  # anchors
@@ -41,6 +44,11 @@ class PairLabels:
     tail_N: Tensor
     same_sentence_N: Tensor  # bool: some sentence holds a mention of both
     labels_NL: Tensor  # relations, padded with -1; all -1: no relation
+    bits_N: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # random, for sampling
+
+    def __post_init__(self) -> None:
+        if len(self.bits_N) != len(self.document_N):
+            self.bits_N = torch.zeros_like(self.document_N)
 
     def __len__(self) -> int:
         return len(self.document_N)
@@ -49,13 +57,13 @@ class PairLabels:
         return PairLabels(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def table(self) -> Tensor:
-        """All columns as one int64 [N, 4 + L]."""
-        columns = [self.document_N, self.head_N, self.tail_N, self.same_sentence_N.long()]
+        """All columns as one int64 [N, 5 + L]."""
+        columns = [self.document_N, self.head_N, self.tail_N, self.same_sentence_N.long(), self.bits_N]
         return torch.cat([torch.stack(columns, dim=1), self.labels_NL], dim=1)
 
     @classmethod
     def from_table(cls, table: Tensor) -> PairLabels:
-        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 4:])
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].bool(), table[:, 5:], table[:, 4])
 
     @classmethod
     def union(cls, tables: list[Tensor]) -> PairLabels:
@@ -72,6 +80,7 @@ class PairLabels:
             batch.pair_tail_local_P,
             batch.pair_same_sentence_P,
             batch.pair_labels_PL,
+            batch.pair_draw_P,
         )
 
 
@@ -101,24 +110,56 @@ def _share_a_relation(labels_AL: Tensor, labels_NL: Tensor) -> Tensor:
     return indicators(labels_AL) @ indicators(labels_NL).T > 0.5
 
 
-def anchor_rows(anchors: PairLabels, pool: PairLabels) -> Tensor:
+def _drawn(
+    anchors: PairLabels, pool: PairLabels, sampling: PairSampling, partner_A: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """As `positives_and_negatives`, of which the sampling leaves some; `partner_A` as `_partners` gave it."""
+    positive_AN, negative_AN = positives_and_negatives(anchors, pool)
+    if partner_A is not None:
+        positive_AN &= torch.arange(len(pool), device=partner_A.device) == partner_A[:, None]
+    if sampling.negatives:
+        negative_AN = sampled(negative_AN, anchors.bits_N, pool.bits_N, sampling.negatives)
+    return positive_AN, negative_AN
+
+
+def _partners(anchors: PairLabels, pool: PairLabels, sampling: PairSampling) -> Tensor | None:
+    """Of each anchor the row in the pool that alone may be its positive; None: no such choice."""
+    return partners_of(anchors.bits_N, pool.labels_NL, pool.bits_N) if sampling.one_positive else None
+
+
+def anchor_rows(anchors: PairLabels, pool: PairLabels, sampling: PairSampling = EVERY_PAIR) -> Tensor:
     """Boolean [A]: which of the pairs have at least one positive and one negative in the pool."""
+    sampling = PairSampling(sampling.one_positive)  # drawing some of the negatives leaves none without
+    partner_A = _partners(anchors, pool, sampling)
     keep = []
     for start in range(0, len(anchors), TILE):
-        positive, negative = positives_and_negatives(anchors[start : start + TILE], pool)
+        rows = slice(start, start + TILE)
+        partner = None if partner_A is None else partner_A[rows]
+        positive, negative = _drawn(anchors[rows], pool, sampling, partner)
         keep.append(positive.any(1) & negative.any(1))
     return torch.cat(keep) if keep else torch.zeros(0, dtype=torch.bool, device=anchors.document_N.device)
 
 
 def relation_loss_sum(
-    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float
+    pairs_AD: Tensor,
+    labels: PairLabels,
+    pool_ND: Tensor,
+    pool: PairLabels,
+    temperature: float,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> Tensor:
     """Sum over anchors of the loss above; see `relation_loss`."""
-    return relation_loss(pairs_AD, labels, pool_ND, pool, temperature, torch.ones(len(PARTS)))[0]
+    return relation_loss(pairs_AD, labels, pool_ND, pool, temperature, torch.ones(len(PARTS)), sampling)[0]
 
 
 def relation_loss(
-    pairs_AD: Tensor, labels: PairLabels, pool_ND: Tensor, pool: PairLabels, temperature: float, weights_4: Tensor
+    pairs_AD: Tensor,
+    labels: PairLabels,
+    pool_ND: Tensor,
+    pool: PairLabels,
+    temperature: float,
+    weights_4: Tensor,
+    sampling: PairSampling = EVERY_PAIR,
 ) -> tuple[Tensor, Tensor]:
     """(the weighted sum of the four `PARTS`, with gradient; the parts [4] themselves, without), summed over anchors.
 
@@ -128,10 +169,11 @@ def relation_loss(
         pairs_AD: states of the own pairs, with gradient.
         pool_ND: states of the pool, the own pairs among them, with gradient to whoever owns them.
         weights_4: of the parts.
+        sampling: which positives and negatives count; other than all of them needs the pairs' random bits.
     """
     anchors_AD = functional.normalize(_wide(pairs_AD), dim=1)
     pool_ND = functional.normalize(_wide(pool_ND), dim=1)
-    return _TiledLoss.apply(anchors_AD, pool_ND, labels, pool, temperature, weights_4.to(anchors_AD))
+    return _TiledLoss.apply(anchors_AD, pool_ND, labels, pool, temperature, weights_4.to(anchors_AD), sampling)
 
 
 class _TiledLoss(torch.autograd.Function):
@@ -146,14 +188,17 @@ class _TiledLoss(torch.autograd.Function):
         pool: PairLabels,
         temperature: float,
         weights_4: Tensor,
+        sampling: PairSampling,
     ) -> tuple[Tensor, Tensor]:
+        partner_A = _partners(labels, pool, sampling)
         parts_4 = torch.zeros_like(weights_4)
         with_gradient = any(context.needs_input_grad[:2])
         gradients = [torch.zeros_like(x) if with_gradient else x.new_zeros(0) for x in (anchors_AD, pool_ND)]
         tile = min(TILE, max(1, TILE_ENTRIES // max(len(pool), 1)))
         for start in range(0, len(labels), tile):
             rows = torch.arange(start, min(start + tile, len(labels)), device=anchors_AD.device)
-            positive, negative = positives_and_negatives(labels[rows], pool)
+            partner = None if partner_A is None else partner_A[rows]
+            positive, negative = _drawn(labels[rows], pool, sampling, partner)
             is_anchor = positive.any(1) & negative.any(1)
             rows = rows[is_anchor]
             tile_AD, own = anchors_AD[rows], labels[rows]
@@ -177,7 +222,7 @@ class _TiledLoss(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         of_anchors, of_pool = context.saved_tensors
-        return upstream * of_anchors, upstream * of_pool, None, None, None, None
+        return upstream * of_anchors, upstream * of_pool, None, None, None, None, None
 
 
 def _tile(

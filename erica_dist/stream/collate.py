@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,15 @@ from erica_dist.errors import UserError
 from erica_dist.shards import ragged
 from erica_dist.shards.gathering import Columns
 from erica_dist.stream import masking
-from erica_dist.stream.discrimination import query_candidates, relation_pairs, share_sentence
-from erica_dist.stream.documents import draw_triples, lay_out, surviving_entities
+from erica_dist.stream.discrimination import PairTest, query_candidates, relation_pairs, share_sentence
+from erica_dist.stream.documents import (
+    Documents,
+    draw_triples,
+    lay_out,
+    pair_places,
+    surviving_entities,
+    with_one_relation_each,
+)
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, Packed
 from erica_dist.stream.randomness import KeyedRandom
 
@@ -94,11 +102,14 @@ def collate_erica(
     size = len(documents)
     is_rd_D = np.arange(size) < rd
     settings, name_start = collation.erica, collation.name_start
+    labelled = documents
+    if settings.relations_per_pair == "one":
+        labelled = with_one_relation_each(documents, random.streams("relation", epochs_D, documents.keys))
 
     ask_D = random.uniform(random.streams("triple", epochs_D, documents.keys), 0)
     room = collation.max_length - 3
     name_lengths = np.diff(name_start)
-    draw = draw_triples(documents, name_lengths, room, ask_D, ~is_rd_D)
+    draw = draw_triples(labelled, name_lengths, room, ask_D, ~is_rd_D)
     head_start_Q = documents.token_start[draw.document_Q] + documents.first_start[draw.head_Q]
     head_count_Q = documents.first_end[draw.head_Q] - documents.first_start[draw.head_Q]
     prompt_D = np.zeros(size, np.int64)  # pieces between [CLS] and the first [SEP] of an asked document
@@ -126,7 +137,15 @@ def collate_erica(
 
     of_rd_E = alive_E & is_rd_D[documents.entity_document]
     unrelated_D = random.streams("no_relation", epochs_D, documents.keys)
-    pairs = relation_pairs(documents, of_rd_E, settings.no_relation_pairs, unrelated_D)
+    fits: PairTest | None = None
+    if settings.sentences != "any":
+        fits = partial(_are_single, documents, alive_M, settings.sentences == "single")
+    pairs = relation_pairs(labelled, of_rd_E, settings.no_relation_pairs, unrelated_D, fits)
+    pair_bits_P = random.bits(
+        random.streams("pair", epochs_D, documents.keys)[pairs.document_P],
+        pair_places(documents, pairs.head_P, pairs.tail_P),
+    )
+    # the dropped relations of a pair stay true: its tail is no candidate either way
     candidates = query_candidates(documents, alive_E, draw, settings.other_tails_as_negatives)
 
     mention_count_M = (documents.mention_end - documents.mention_start)[alive_M]
@@ -169,13 +188,21 @@ def collate_erica(
         pair_tail_local_P=_tensor(pairs.tail_P - local_P),
         pair_labels_PL=_tensor(pairs.labels_PL),
         pair_same_sentence_P=_tensor(share_sentence(documents, alive_M, pairs.head_P, pairs.tail_P)),
+        pair_draw_P=_tensor(pair_bits_P.view(np.int64)),
         query_head_Q=_tensor(number_E[draw.head_Q]),
         query_tail_Q=_tensor(number_E[draw.tail_Q]),
         candidate_entity_C=_tensor(number_E[candidates.entity_C]),
         candidate_query_C=_tensor(candidates.query_C),
+        masked_of_rd=int((positions_K < cu[rd]).sum()),
         documents=size,
         tokens=len(ids_T),
     )
+
+
+def _are_single(
+    documents: Documents, alive_M: np.ndarray, wanted: bool, head_P: np.ndarray, tail_P: np.ndarray
+) -> np.ndarray:
+    return share_sentence(documents, alive_M, head_P, tail_P) == wanted
 
 
 # ------------------------------------------------------------------------------------------------ ELECTRA

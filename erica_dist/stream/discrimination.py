@@ -8,6 +8,7 @@ D documents, E entities, P pairs, L labels of a pair, Q queries, C candidates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from erica_dist.shards import ragged
 from erica_dist.stream.documents import Documents, Draw
 from erica_dist.stream.randomness import KeyedRandom, smallest
+
+PairTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # heads and tails, entities -> bool
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,26 @@ class Candidates:
     query_C: np.ndarray
 
 
-def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray) -> Pairs:
+def relation_pairs(
+    documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray, fits: PairTest | None = None
+) -> Pairs:
     """All labelled pairs of surviving entities, and up to `drawn` pairs of each document that hold no relation.
+
+    With `fits` only the pairs that it accepts, of either kind.
 
     The stream of random numbers of a document gives each ordered pair of its entities (before the cut), row by row, a
     score; the pairs with the smallest scores are drawn. Barred pairs are neither labelled nor drawn.
     """
     rows = np.flatnonzero(alive_E[documents.triples[:, 0]] & alive_E[documents.triples[:, 1]])
+    if fits is not None:
+        rows = rows[fits(*documents.triples[rows, :2].T)]
     head, tail, relation = documents.triples[rows].T
     is_new = np.ones(len(rows), bool)
     is_new[1:] = (head[1:] != head[:-1]) | (tail[1:] != tail[:-1])
     first = np.flatnonzero(is_new)
     pair = np.cumsum(is_new) - 1
     label = np.arange(len(rows)) - first[pair]
-    none_head, none_tail, none_document = _unrelated_pairs(documents, alive_E, drawn, stream_D)
+    none_head, none_tail, none_document = _unrelated_pairs(documents, alive_E, drawn, stream_D, fits)
     labels_PL = np.full((len(first) + len(none_head), int(label.max(initial=0)) + 1), -1, np.int64)
     labels_PL[pair, label] = relation
     return Pairs(
@@ -60,7 +69,7 @@ def relation_pairs(documents: Documents, alive_E: np.ndarray, drawn: int, stream
 
 
 def _unrelated_pairs(
-    documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray
+    documents: Documents, alive_E: np.ndarray, drawn: int, stream_D: np.ndarray, fits: PairTest | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Heads, tails and documents of the drawn pairs, sorted by document, head, tail."""
     if drawn <= 0:
@@ -86,6 +95,8 @@ def _unrelated_pairs(
         (heads, tails), owner = (pairs[here] - first_D[owner[here]][:, None]).T, owner[here]
         allowed[cell_start[owner] + heads * count_D[owner] + tails] = False
     cell = np.flatnonzero(allowed)
+    if fits is not None:
+        cell = cell[fits(head[cell], tail[cell])]
     score = KeyedRandom.bits(stream_D[document[cell]], place[cell])
     chosen = cell[smallest(document[cell], score, np.full(len(documents), drawn))]
     return head[chosen], tail[chosen], document[chosen]

@@ -8,12 +8,13 @@ D documents, T0 pieces, M mentions, E entities, R labelled triples, X barred pai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from erica_dist.shards import ragged
 from erica_dist.shards.gathering import Columns
+from erica_dist.stream.randomness import KeyedRandom
 
 NEVER = np.iinfo(np.int64).max
 
@@ -83,6 +84,29 @@ def lay_out(columns: Columns) -> Documents:
 def surviving_entities(documents: Documents, kept_D: np.ndarray) -> np.ndarray:
     """bool [E]: entities that still have a mention when only the first `kept_D` pieces of each document are kept."""
     return documents.first_end <= kept_D[documents.entity_document]
+
+
+def pair_places(documents: Documents, head: np.ndarray, tail: np.ndarray) -> np.ndarray:
+    """int64: the place of each ordered pair of entities in its document's square of them, row by row."""
+    document = documents.entity_document[head]
+    first, count = documents.entity_start[document], np.diff(documents.entity_start)[document]
+    return (head - first) * count + tail - first
+
+
+def with_one_relation_each(documents: Documents, stream_D: np.ndarray) -> Documents:
+    """The same documents with one relation kept of each pair that holds several, all equally likely.
+
+    The published data build keeps the last one that its knowledge base lists: whichever that is, it is one of them.
+    """
+    head, tail, _ = documents.triples.T
+    is_new = np.ones(len(head), bool)
+    is_new[1:] = (head[1:] != head[:-1]) | (tail[1:] != tail[:-1])
+    first = np.flatnonzero(is_new)
+    count = np.diff(np.append(first, len(head)))
+    place = pair_places(documents, head[first], tail[first])
+    uniform = KeyedRandom.uniform(stream_D[documents.triple_document[first]], place)
+    kept = first + (uniform * count).astype(np.int64)
+    return replace(documents, triples=documents.triples[kept], triple_document=documents.triple_document[kept])
 
 
 # ------------------------------------------------------------------------------------------------ entity discrimination

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from erica_dist.config import ElectraJob, EricaJob, accumulation
+from erica_dist.config import ElectraJob, EricaConfig, EricaJob, accumulation
 from erica_dist.errors import UserError
 from erica_dist.shards.gathering import Columns
 from erica_dist.shards.reader import ShardFolder
@@ -219,10 +219,14 @@ def erica_validation(
     """This rank's micro-batches of held-out documents; as many entries on every rank, None where a rank has one less.
 
     The micro-batches are the same at any number of ranks, in every run. Each holds half a micro-batch of documents,
-    once for RD and once for ED; at most `data.validation_documents` documents in all.
+    once for RD and once for ED; at most `data.validation_documents` documents in all. Whatever is left out of training,
+    all relations, pairs and true tails count here: runs of different options are asked the same.
     """
     corpora = _checked(corpora, "documents", "ERICA")
-    collate = _erica_collate(EricaCollation.of(corpora.tokenizer, corpora.relations, job), VALIDATION_SEED)
+    asked = ("relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives")
+    erica = replace(job.erica, **{name: getattr(EricaConfig(), name) for name in asked})
+    collation = EricaCollation.of(corpora.tokenizer, corpora.relations, replace(job, erica=erica))
+    collate = _erica_collate(collation, VALIDATION_SEED)
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
     return _deal_chunks(corpora, [np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2)
 

@@ -53,11 +53,13 @@ class EricaMicroBatch:
     pair_tail_local_P: Tensor  # int64
     pair_labels_PL: Tensor  # int64, relation indices, padded with -1; all -1: holds no relation
     pair_same_sentence_P: Tensor  # bool: some sentence holds a mention of both
+    pair_draw_P: Tensor  # int64, 64 random bits of (seed, epoch, document, pair), for what is drawn among a pool
     # ED: one query a document that has a drawable triple
     query_head_Q: Tensor  # int64, entity numbers
     query_tail_Q: Tensor  # int64, the positive
     candidate_entity_C: Tensor  # int64, entity numbers; the positive tail is among them
     candidate_query_C: Tensor  # int64, the query of each candidate, 0..Q-1, rising
+    masked_of_rd: int  # the first so many of K are of the RD documents
     documents: int
     tokens: int  # T; 0 without documents
 

@@ -3,7 +3,8 @@
 Half of a micro-batch's documents serve RD and half ED; MLM runs on both. Each loss is a sum divided by its count over
 the whole global batch, so accumulation over any split of the batch adds up to one big batch. `erica.negatives` says
 what the pool of RD is: the own micro-batch (local), the micro-batches of all ranks at one micro-step (gather), or the
-whole global batch (global, by the gradient cache).
+whole global batch (global, by the gradient cache). `erica.mlm_mean=micro_batch` alone takes MLM's means as the
+published code does: by micro-batch and half, so that they do depend on the split.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from erica_dist.config import EricaConfig, EricaJob
 from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gather import gather_rows, gather_tables, rank, ranks, row_counts
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
+from erica_dist.objectives.pair_sampling import PairSampling
 from erica_dist.objectives.pooling import pair_states
 from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, anchor_rows, relation_loss
 from erica_dist.objectives.retrieval import mean_average_precision
@@ -30,9 +32,12 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
     batches = [batch.to(device()) for batch in batches]
     labels = [PairLabels.of(batch) for batch in batches]
     pools = _pools(labels, erica)
-    anchors, queries, masked, pool_pairs = _counts(batches, labels, pools).tolist()
+    sampling = PairSampling.of(erica)
+    anchors, queries, masked, pool_pairs, *halves = _counts(batches, labels, pools, sampling).tolist()
     first_cell = rank() * len(batches)
 
+    by_half = erica.mlm_mean == "micro_batch"
+    mlm_count = 1 if by_half else max(masked, 1)
     cached: list[Tensor] = []
     sums = torch.zeros(4 + len(PARTS), dtype=torch.float64)
     rd_scale = torch.tensor(weights.rd_parts, device=device()) * (weights.rd / max(anchors, 1))
@@ -43,7 +48,9 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
         sums[4:] += parts.double().cpu()
     for micro, batch in enumerate(batches):
         seed_dropout(job.train.seed, step, first_cell + micro)
-        entity_ED, mlm_sum, mlm_right = engine(batch)
+        entity_ED, mlm_sum, mlm_right = engine(batch, by_half=by_half)
+        if by_half:
+            mlm_sum = _sum_of_means(mlm_sum, batch, halves)
         pairs_PD = pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P)
         if cached:
             rd_parts, rd_term = torch.zeros(len(PARTS)), backward_term(pairs_PD, cached[micro])
@@ -53,16 +60,16 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
                 pool_ND = gather_rows(pairs_PD, row_counts(len(pairs_PD), pairs_PD.device))
             else:
                 pool_ND = pairs_PD
-            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, rd_scale)
-        ed_sum, ed_right = _entity_loss(entity_ED, batch, erica)
-        loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / max(masked, 1))
+            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, rd_scale, sampling)
+        ed_sum, ed_right = _entity_loss(entity_ED, batch, erica, erica.tail_counted_twice)
+        loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / mlm_count)
         backward(engine, loss, last=micro == len(batches) - 1)
         sums[:4] += torch.stack([x.detach().double().cpu() for x in (ed_sum, mlm_sum, ed_right, mlm_right)])
         sums[4:] += rd_parts.detach().double().cpu()
     ed, mlm, ed_right, mlm_right, *of_parts = sum_over_ranks(sums.to(device())).tolist()
     of_parts = [part / max(anchors, 1) for part in of_parts]
     rd = sum(weight * part for weight, part in zip(weights.rd_parts, of_parts, strict=True))
-    ed, mlm = ed / max(queries, 1), mlm / max(masked, 1)
+    ed, mlm = ed / max(queries, 1), mlm / mlm_count
     return {
         "loss": weights.rd * rd + weights.ed * ed + weights.mlm * mlm,
         "loss_rd": rd,
@@ -86,13 +93,32 @@ def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:
     return [PairLabels.union(gather_tables(own.table()))] * len(labels)
 
 
-def _counts(batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels]) -> Tensor:
-    """Over the whole global batch: RD's anchors, ED's queries, masked pieces; and pool entries over all micro-steps."""
-    counts = torch.zeros(4, dtype=torch.float64)
+def _counts(
+    batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels], sampling: PairSampling
+) -> Tensor:
+    """Over the whole global batch: RD's anchors, ED's queries, masked pieces; pool entries over all micro-steps; and
+    micro-batches whose RD half, and whose ED half, has a masked piece."""
+    counts = torch.zeros(6, dtype=torch.float64)
     for batch, own, pool in zip(batches, labels, pools, strict=True):
-        sizes = (int(anchor_rows(own, pool).sum()), len(batch.query_head_Q), len(batch.masked_positions_K), len(pool))
-        counts += torch.tensor(sizes, dtype=torch.float64)
+        masked = len(batch.masked_positions_K)
+        sizes = (int(anchor_rows(own, pool, sampling).sum()), len(batch.query_head_Q), masked, len(pool))
+        counts += torch.tensor([*sizes, *map(bool, _halves(batch))], dtype=torch.float64)
     return sum_over_ranks(counts.to(device())).cpu()
+
+
+def _halves(batch: EricaMicroBatch) -> tuple[int, int]:
+    """Masked pieces of the RD documents and of the ED documents."""
+    return batch.masked_of_rd, len(batch.masked_positions_K) - batch.masked_of_rd
+
+
+def _sum_of_means(sums_2: Tensor, batch: EricaMicroBatch, halves: list[float]) -> Tensor:
+    """What this micro-batch adds to MLM under `mlm_mean=micro_batch`: each half's mean, divided by how many there are.
+
+    Averaged over micro-batches and ranks, each half makes a term of its own, as the two forward passes of the published
+    code do; so MLM is about twice what it is under `global`.
+    """
+    divisors = [max(own, 1) * max(count, 1) for own, count in zip(_halves(batch), halves, strict=True)]
+    return (sums_2 / torch.tensor(divisors, device=sums_2.device)).sum()
 
 
 def _first_pass(
@@ -113,10 +139,12 @@ def _first_pass(
             seed_dropout(seed, step, first_cell + micro)
             entity_ED, _, _ = engine.module(batch, states_only=True)
             pairs.append(pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P))
-    return cached_gradients(pairs, labels, pool, scale, erica.temperature)
+    return cached_gradients(pairs, labels, pool, scale, erica.temperature, PairSampling.of(erica))
 
 
-def _entity_loss(entity_ED: Tensor, batch: EricaMicroBatch, erica: EricaConfig) -> tuple[Tensor, Tensor]:
+def _entity_loss(
+    entity_ED: Tensor, batch: EricaMicroBatch, erica: EricaConfig, tail_counted_twice: bool = False
+) -> tuple[Tensor, Tensor]:
     return entity_loss_sum(
         entity_ED,
         batch.query_head_Q,
@@ -124,6 +152,7 @@ def _entity_loss(entity_ED: Tensor, batch: EricaMicroBatch, erica: EricaConfig) 
         batch.candidate_entity_C,
         batch.candidate_query_C,
         erica.temperature,
+        tail_counted_twice,
     )
 
 
@@ -137,7 +166,8 @@ def evaluate(
     gathers weights by collectives that every rank must join.
 
     ed_accuracy: share of queries whose tail is the nearest candidate. rd_map: mean average precision of finding the
-    pairs of the same relation among all held-out pairs. mlm_loss: cross entropy of a masked piece.
+    pairs of the same relation among all held-out pairs. mlm_loss: cross entropy of a masked piece. The options of the
+    published code change none of them, so that runs with and without can be compared.
     """
     engine.eval()
     sums = torch.zeros(5, dtype=torch.float64)
@@ -158,7 +188,7 @@ def evaluate(
     engine.train()
     # A rank without held-out documents has no rows, of the right shape
     no_rows = torch.zeros(0, 2 * engine.module.model.config.hidden_size, device=device())
-    no_table = torch.zeros(0, 5, dtype=torch.int64, device=device())
+    no_table = torch.zeros(0, 6, dtype=torch.int64, device=device())
     own_ND = torch.cat([no_rows, *rows])
     own = PairLabels.union([no_table, *tables])
     pool = PairLabels.union(gather_tables(own.table()))

@@ -68,8 +68,8 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     accumulation = config.accumulation(job.train, cluster.world_size, even_micro_batch=kind == "erica")
     if job.train.zero_stage not in (0, 1, 2, 3):
         raise UserError(f"train.zero_stage={job.train.zero_stage} must be 0, 1, 2 or 3")
-    if isinstance(job, EricaJob) and len(job.erica.weights.rd_parts) != 4:
-        raise UserError(f"erica.weights.rd_parts must be four numbers, got {job.erica.weights.rd_parts}")
+    if isinstance(job, EricaJob):
+        config.check_erica(job.erica)
     corpora = open_corpora(job.data, "train")
     _check_kind(kind, corpora)
     _check_tokenizer(job.model.init, corpora)
@@ -127,6 +127,9 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         + (f", going on from step {start_step}" if start_step else "")
     )
     is_erica = kind == "erica"
+    if is_erica and config.published_options(job.erica)[0] != "own":
+        behaviour, taken = config.published_options(job.erica)
+        say(f"erica: {behaviour}, as in the published code: {', '.join(taken)}")
     rules = erica if is_erica else electra
     stream = (EricaStream if is_erica else ElectraStream)(corpora, job, rank, ranks, start_step)
 
@@ -263,6 +266,8 @@ def _start_tracking(job: Any, kind: str, corpora: Corpora, ranks: int, environme
     from erica_dist.tracking.mlflow_sink import MLflowSink
 
     tags = {"job": kind, "shards": corpora.fingerprint, "ranks": str(ranks), **environment_tags(environment)}
+    if isinstance(job, EricaJob):
+        tags["erica_options"] = config.published_options(job.erica)[0]
     return MLflowSink.start(job.tracking, job.run.dir, job.run.name, settings.flatten(job), tags)
 
 

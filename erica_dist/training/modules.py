@@ -27,17 +27,25 @@ class EricaModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: EricaMicroBatch, states_only: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, batch: EricaMicroBatch, states_only: bool = False, by_half: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(entity states [E, D] in float32, MLM loss sum, number of masked pieces that were right).
 
-        `states_only` leaves the MLM head out; its two results are then 0.
+        `states_only` leaves the MLM head out; its two results are then 0. `by_half` gives the loss sums of the RD
+        documents and of the ED documents [2].
         """
         states_TD = hidden_states(self.model, batch.packed)
         entity_ED = entity_states(states_TD, batch)
         if states_only:
             return entity_ED, entity_ED.new_zeros(()), entity_ED.new_zeros(())
         logits_KV = mlm_logits(self.model, states_TD[batch.masked_positions_K])
-        return entity_ED, *masked_loss_sum(logits_KV, batch.masked_labels_K)
+        if not by_half:
+            return entity_ED, *masked_loss_sum(logits_KV, batch.masked_labels_K)
+        sizes = [batch.masked_of_rd, len(logits_KV) - batch.masked_of_rd]
+        halves = zip(logits_KV.split(sizes), batch.masked_labels_K.split(sizes), strict=True)
+        sums, right = zip(*(masked_loss_sum(logits, labels) for logits, labels in halves), strict=True)
+        return entity_ED, torch.stack(sums), right[0] + right[1]
 
 
 class ElectraModule(nn.Module):
