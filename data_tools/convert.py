@@ -188,7 +188,12 @@ def _assemble(
         counts = json.dumps(
             {stage: gathered.counts[stage] for stage in ("members", "pages", "passages") if stage in gathered.counts}
         )
-        raise UserError(f"no document came out of {', '.join(job.inputs)}; see filters.*. Counts: {counts}")
+        hint = "see filters.*"
+        if any(name.startswith("left out: *.npy") for name in gathered.counts.get("members", {})):
+            hint = "its tars hold arrays: training shards need no conversion"
+        elif "members" in gathered.counts and not gathered.counts["pages"]["pages read"]:
+            hint = f"no sample has a member *.{job.member}: set member="
+        raise UserError(f"no document came out of {', '.join(job.inputs)}; {hint}. Counts: {counts}")
     if gathered.counts["pages"]["pages read"] > 10**KEY_DIGITS // CHUNKS_OF_PAGE:
         raise UserError(f"more records than keys of {KEY_DIGITS} digits can number; convert the inputs in parts")
     for path in [*out.glob("documents-*.tar"), *out.glob("text-*.tar")]:

@@ -12,6 +12,7 @@ import erica_dist
 from data_tools.foreign_files import ForeignFile, find_files
 from data_tools.lines import read_lines
 from data_tools.output_folder import check_folder
+from data_tools.tokenization import check_settings
 from data_tools.tokenizer_files import load_tokenizer
 from data_tools.wikidata.tables import read_relations
 from data_tools.wikipedia.sources import Source, describe
@@ -60,6 +61,7 @@ def check(job: ConvertJob) -> Inputs:
     ):
         if value < least:
             raise UserError(f"{key}={value} must be at least {least}")
+    check_settings(job)
     if not job.member or job.member.startswith("."):
         raise UserError(f"member={job.member!r} must be an ending without its first dot, such as `json`")
     out = Path(job.out)
@@ -94,4 +96,5 @@ def read_relation_names(path: str) -> dict[str, str]:
         names = {key: value if type(value) is str else value["label"] for key, value in table.items()}
         return {key: " ".join(name.split()) for key, name in names.items()}
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(f'{path} must be a JSON object {{"P17": "country", ...}}: {error!r}') from error
+        found = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "it is none"
+        raise UserError(f'{path} must be a JSON object {{"P17": "country", ...}}: {found}') from error

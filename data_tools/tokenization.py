@@ -29,7 +29,7 @@ from data_tools.progress import StepProgress
 from data_tools.ray_jobs import local_or_remote, run_units
 from data_tools.report import counts_table, seconds_text
 from data_tools.tokenizer_files import copy_tokenizer, load_tokenizer
-from erica_dist.config import TokenizeJob
+from erica_dist.config import ConvertJob, TokenizeJob
 from erica_dist.errors import UserError
 from erica_dist.shards.blocks import write_training_shard
 from erica_dist.shards.index import write_split_index
@@ -86,15 +86,12 @@ def tokenize(job: TokenizeJob) -> dict[str, Any]:
     return manifest
 
 
-def check(job: TokenizeJob) -> Inputs:
-    """Read the corpus manifest, load the tokenizer, identify the run.
+def check_settings(job: TokenizeJob | ConvertJob) -> None:
+    """Refuse what makes no sense, before anything is read.
 
     Raises:
-        UserError: the first thing that is missing or wrong.
+        UserError: with the setting and what it may be.
     """
-    for key in ("corpus", "tokenizer", "out"):
-        if not getattr(job, key):
-            raise UserError(f"tokenize needs --{key} (setting {key!r})")
     if not 0 <= job.validation_share < 1:
         raise UserError(f"validation_share={job.validation_share} must be at least 0 and below 1")
     for key, value, least in (
@@ -104,6 +101,18 @@ def check(job: TokenizeJob) -> Inputs:
     ):
         if value < least:
             raise UserError(f"{key}={value} must be at least {least}")
+
+
+def check(job: TokenizeJob) -> Inputs:
+    """Read the corpus manifest, load the tokenizer, identify the run.
+
+    Raises:
+        UserError: the first thing that is missing or wrong.
+    """
+    for key in ("corpus", "tokenizer", "out"):
+        if not getattr(job, key):
+            raise UserError(f"tokenize needs --{key} (setting {key!r})")
+    check_settings(job)
     corpus = Path(job.corpus)
     manifest = read_manifest(corpus, CORPUS)
     for shard in manifest["shards"]:

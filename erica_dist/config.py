@@ -426,11 +426,10 @@ def accumulation(train: TrainConfig, ranks: int, even_micro_batch: bool = False)
     for key in ("global_batch", "micro_batch", "steps"):
         if getattr(train, key) < 1:
             raise UserError(f"train.{key} must be at least 1, got {getattr(train, key)}")
-    if train.micro_tokens < 0 or (train.micro_tokens and train.global_batch < ranks):
-        raise UserError(
-            f"train.micro_tokens={train.micro_tokens} must not be negative, and train.global_batch="
-            f"{train.global_batch} at least the number of ranks, {ranks}"
-        )
+    if train.micro_tokens < 0:
+        raise UserError(f"train.micro_tokens={train.micro_tokens} must not be negative; 0: by train.micro_batch")
+    if train.micro_tokens and train.global_batch < ranks:
+        raise UserError(f"train.global_batch={train.global_batch} leaves some of the {ranks} ranks without a document")
     if train.micro_tokens:
         return 0
     if even_micro_batch and train.micro_batch % 2:

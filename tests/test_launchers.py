@@ -177,12 +177,14 @@ def test_the_journal_is_the_same_under_a_token_budget(documents: Path, tmp_path:
 @pytest.mark.parametrize("script", ["erica.py", "electra.py"])
 def test_a_damaged_shard_stops_all_ranks_together_or_is_left_out(tmp_path: Path, port: int, script: str) -> None:
     write = write_documents_folder if script == "erica.py" else write_sequences_folder
-    shards = Path(write(tmp_path / "shards", 64, validation=0, seed=2))  # two shards
+    shards = Path(write(tmp_path / "shards", 64, validation=8, seed=2))  # two shards, and one held out
     path = shards / "train-00001.tar"
-    data = path.read_bytes()
-    path.write_bytes(data[:2048] + bytes(len(data) - 2048))  # its arrays are zeros
+    for damaged in (path, shards / "validation-00000.tar"):
+        data = damaged.read_bytes()
+        damaged.write_bytes(data[:2048] + bytes(len(data) - 2048))  # its arrays are zeros
     words = [f"data.shards={shards}", "train.micro_batch=2", "train.steps=8", "model.dropout=0", "data.workers=1"]
-    status, text = finish(start(script, port, *words, f"run.dir={tmp_path / 'strict'}"))
+    strict = [*words, "data.validation_documents=0", f"run.dir={tmp_path / 'strict'}"]
+    status, text = finish(start(script, port, *strict))
     assert status == 2, text[-3000:]
     assert len([line for line in text.splitlines() if f"launchers/{script}: error:" in line]) == 1
     assert f"{path}: document" in text
@@ -202,6 +204,10 @@ def test_a_damaged_shard_stops_all_ranks_together_or_is_left_out(tmp_path: Path,
     assert sum(event["documents"] for event in damaged) == 32
     assert all("train-00001.tar: document" in event["first"] for event in damaged)
     assert "damaged document(s) left out of step" in text
+    # nothing whole is held out: no score is given, and it is said
+    assert [event["documents"] for event in events if event["event"] == "damaged_held_out"] == [8]
+    assert "8 damaged held-out document(s) are left out of all scores" in text
+    assert read_metrics(run_dir / "evaluation.jsonl") == []
 
 
 @pytest.mark.distributed
@@ -297,7 +303,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["train.stepps=3"], "did you mean 'train.steps'"),
         ([], "run.dir is not set"),
-        (["run.dir=OUT"], "data.shards is not set"),
+        (["run.dir=OUT"], "give data.shards"),
         (["run.dir=OUT", "data.shards=NOWHERE"], "nowhere"),
         (["run.dir=OUT", "data.shards=SEQUENCES"], "holds sequences; erica trains on documents"),
         (["run.dir=OUT", "data.shards=DOCUMENTS", "train.global_batch=12", "train.micro_batch=8"], "nearest that does"),

@@ -113,7 +113,8 @@ def test_what_cannot_be_mixed_is_refused(documents, others, tmp_path):
         (DataConfig(mix={str(documents): 1.0, str(sequences): 1.0}), "different tokenizers or are of different kinds"),
         (DataConfig(mix={str(documents): 1.0, str(others): -1.0}), "positive numbers"),
         (DataConfig(mix={str(documents): 1.0, str(others): 1e-9}), "leave that corpus out"),
-        (DataConfig(shards=str(documents), window_shards=0), "must be positive"),
+        (DataConfig(shards=str(documents), window_shards=0), "window_shards=0 must be positive"),
+        (DataConfig(mix={str(documents): 1.0, f"{documents}/": 1.0}), "name the same shards twice"),
         (DataConfig(shards="https://me:secret@host/shards"), r"^https://host/shards is given with a password"),
         (DataConfig(shards="https://host/shards?signature=1"), r"^https://host/shards is given with a password"),
     ):
@@ -188,7 +189,9 @@ def test_a_compiled_index_that_does_not_fit_is_refused(tmp_path):
     blocks = np.load(folder / "train.blocks.npy")
     blocks[0, 3] = 10**9
     np.save(folder / "train.blocks.npy", blocks)
-    with pytest.raises(UserError, match=r"column .* of block 0 lies outside the shard"):
+    with pytest.raises(
+        UserError, match=r"train.blocks.npy: column .* of block 0 of train-00000.tar lies outside the shard"
+    ):
         ShardFolder.open(folder)
     blocks[0, 1] += 1
     np.save(folder / "train.blocks.npy", blocks)
@@ -353,6 +356,22 @@ def test_a_remote_shard_of_other_bytes_is_damage(served, tmp_path):
     batches = list(EricaStream(open_corpora(data, "train"), erica_job("train.steps=12")))
     assert sum(len(batch.faults) for batch in batches) >= 32
     assert sum(batch.documents for batch in batches) == 12 * 16 - sum(len(batch.faults) for batch in batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_copy_that_was_damaged_in_the_cache_is_fetched_anew(served, tmp_path, workers):
+    folder, server = served
+    words = [f"data.shards={server.url}", f"data.cache={tmp_path / 'cache'}", "train.steps=12"]
+    data = erica_job(*words).data
+    local = [flat(batch) for batch in EricaStream(ShardFolder.open(folder), erica_job("train.steps=12"))]
+    assert [flat(batch) for batch in EricaStream(open_corpora(data, "train"), erica_job(*words))] == local
+    record = read_manifest(folder)["shards"][1]
+    copy = tmp_path / "cache" / f"{record['sha256']}.shard"
+    copy.write_bytes(bytes(record["bytes"]))
+    again = erica_job(*words, f"data.workers={workers}")
+    with EricaStream(open_corpora(data, "train"), again) as stream:
+        assert [flat(batch) for batch in stream] == local
+    assert copy.read_bytes() == (folder / record["file"]).read_bytes()
 
 
 def test_a_url_without_manifest_is_refused_at_once(tmp_path):

@@ -107,6 +107,21 @@ class ShardCache:
             with contextlib.suppress(FileNotFoundError):
                 return path.open("rb")
 
+    def drop_if_damaged(self, sha256: str) -> bool:
+        """Delete the copy where its bytes are no longer those of its hash; whether that was so.
+
+        For who has found it senseless: a disk fault, or somebody's hand. `fetch` then brings it anew.
+        """
+        path = self.folder / f"{sha256}.shard"
+        try:
+            with path.open("rb") as file:
+                damaged = hashlib.file_digest(file, "sha256").hexdigest() != sha256
+            if damaged:
+                path.unlink()
+        except OSError:
+            return False
+        return damaged
+
     def _holds(self, path: Path, size: int) -> bool:
         """Whether a complete copy is there; notes its use.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAPPED_SHARDS = 20_000  # at a time: the kernel allows a process some 65,000 mappings
 MOST_SENTENCES = 1 << 16  # of a document; collation makes a table of entities by sentences
+_CUT_OFF = "the shard ends before it (cut off)"
 _PAIR = np.array([0, 1])
 # each offsets column with a column that it divides
 _DIVIDED = {
@@ -134,6 +135,7 @@ class ShardReader:
         self._mapped: dict[int, None] = {}  # shards, the least recently needed first
         self._mapped_bytes = 0
         self._lost: dict[int, str] = {}  # shards that cannot be had, and why
+        self._looked_at: set[int] = set()  # remote shards whose copy was compared with its hash
         self._space: AddressSpace | None = None
 
     def __len__(self) -> int:
@@ -186,6 +188,8 @@ class ShardReader:
         firsts, counts = self._extents(space, places)
         arrays = self._rows(space, places, firsts, counts)
         self._check(places, arrays, counts)
+        if places.wrong and self._renewed({int(shard[i]) for i in places.wrong}):
+            return self.read(documents)
         if not places.wrong:
             return Columns(np.arange(len(documents)), self._shard_folder[shard], counts, arrays)
         faults = tuple(
@@ -193,7 +197,7 @@ class ShardReader:
         )
         if not self.tolerant:
             raise UserError(
-                f"{faults[0].text}; find all damage with `erica-dist verify`, copy the shard again, or leave damaged "
+                f"{faults[0].text}; check the folder with `erica-dist verify`, copy the shard again, or leave damaged "
                 "documents out with data.damaged=tolerant"
             )
         kept = np.setdiff1d(np.arange(len(documents)), list(places.wrong))
@@ -220,7 +224,7 @@ class ShardReader:
                 places.blame(~sound, f"its {name} do not fit the column")
                 first, last = np.where(sound, first, 0), np.where(sound, last, 0)
             firsts[name], counts[name] = first, last - first
-        places.blame(counts["token_offsets"] != self.lengths(places.documents), "its length is not the index's")
+        places.blame(counts["token_offsets"] != self.lengths(places.documents), "its length is not that of the index")
         return firsts, counts
 
     def _rows(
@@ -300,13 +304,14 @@ class ShardReader:
     def _blame_cut_off(self, places: _Places, bad_D: np.ndarray) -> None:
         for i in np.flatnonzero(bad_D).tolist():
             lost = self._lost.get(int(places.shard[i]))
-            places.wrong.setdefault(i, lost or "the shard ends before it (cut off)")
+            places.wrong.setdefault(i, lost or _CUT_OFF)
 
     def _text(self, places: _Places, i: int, arrays: dict[str, np.ndarray], text: str) -> str:
         folder, record = self.file_of(int(places.shard[i]))
         block = int(places.block[i]) - int(np.searchsorted(self._block_shard, places.shard[i]))
         place, key = int(places.place[i]), int(arrays["document_key"][i])
-        return f"{folder.place}/{record['file']}: document {place} of block {block} (key {key}) is damaged: {text}"
+        named = "" if text == _CUT_OFF or int(places.shard[i]) in self._lost else f" (key {key})"
+        return f"{folder.place}/{record['file']}: document {place} of block {block}{named} is damaged: {text}"
 
     # -------------------------------------------------------------------------------------------- shards
 
@@ -324,7 +329,9 @@ class ShardReader:
             except (OSError, DamagedFile) as error:
                 text = str(error) if isinstance(error, DamagedFile) else f"cannot read the shard: {error.strerror}"
                 if not self.tolerant:
-                    raise UserError(f"{folder.place}/{record['file']}: {text}") from error
+                    raise UserError(
+                        text if record["file"] in text else f"{folder.place}/{record['file']}: {text}"
+                    ) from error
                 self._lost[shard] = text
                 continue
             self._mapped[shard] = None
@@ -332,6 +339,20 @@ class ShardReader:
         if self._bound is not None or len(self._mapped) > MAPPED_SHARDS:
             self._forget_oldest(self._space, dict.fromkeys(shard_D.tolist()))
         return self._space
+
+    def _renewed(self, shards: set[int]) -> bool:
+        """Whether copies of remote shards turned out to be damaged and were dropped; each is looked at once."""
+        renewed = False
+        for shard in shards - self._looked_at:
+            folder, record = self.file_of(shard)
+            self._looked_at.add(shard)
+            if folder.cache is not None and folder.cache.drop_if_damaged(record["sha256"]):
+                renewed = True
+                if self._space is not None and shard in self._mapped:
+                    del self._mapped[shard]
+                    self._mapped_bytes -= int(self._space.available[shard])
+                    self._space.forget(shard)
+        return renewed
 
     def _forget_oldest(self, space: AddressSpace, needed: dict[int, None]) -> None:
         """Unmap what is above the bounds: a file that the cache has deleted takes disk as long as it is mapped."""

@@ -65,7 +65,7 @@ def read_split_index(
         )
     dtypes = {name: np.dtype(dtype) for name, dtype in record["columns"].items()}
     index = SplitIndex(lengths, shard_of, start, blocks[:, 2 : 2 + columns], blocks[:, 2 + columns :], dtypes)
-    _check_places(place, index, shards, kind)
+    _check_places(index, shards, kind, f"{place}/{record['blocks']['file']}")
     return index
 
 
@@ -121,12 +121,12 @@ def compile_index(
         rows_BC=table[:, 2 + len(columns) :],
         dtypes={name: np.dtype(dtype) for name, dtype in dtypes.items()},
     )
-    _check_places(place, result, shards, kind)
+    _check_places(result, shards, kind, "")
     return result
 
 
-def _check_places(place: str, index: SplitIndex, shards: Sequence[dict[str, Any]], kind: str) -> None:
-    """Every array must lie inside its shard, and where its type wants to be read."""
+def _check_places(index: SplitIndex, shards: Sequence[dict[str, Any]], kind: str, file: str) -> None:
+    """Every array must lie inside its shard, where its type can be read; `file`: the compiled index, if it is one."""
     if not len(index.block_shard):
         return
     items = np.array([index.dtypes[column.name].itemsize for column in COLUMNS[kind]])
@@ -136,10 +136,11 @@ def _check_places(place: str, index: SplitIndex, shards: Sequence[dict[str, Any]
     bad = (index.offset_BC < 0) | (index.rows_BC < 0) | (ends > size_B[:, None]) | (index.offset_BC % items != 0)
     if bad.any():
         block, column = np.argwhere(bad)[0]
-        shard = shards[int(index.block_shard[block])]
+        number = index.block_shard[block]
+        shard, place = shards[int(number)], block - int(np.searchsorted(index.block_shard, number))
         raise UserError(
-            f"{place}/{shard['index']}: column {COLUMNS[kind][column].name} of block {block} lies outside the shard or "
-            f"crooked in it; {REMEDY}"
+            f"{file or shard['index']}: column {COLUMNS[kind][column].name} of block {place} of {shard['file']} lies "
+            f"outside the shard or crooked in it; {REMEDY}"
         )
 
 

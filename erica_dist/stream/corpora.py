@@ -54,6 +54,8 @@ class Corpora:
                     "are of different kinds; run `erica-dist tokenize` alike for both"
                 )
         self.fingerprint: str = first.fingerprint
+        if len({folder.fingerprint for folder in folders}) < len(folders):
+            raise UserError(f"{self.place} name the same shards twice: give them once, with the sum of the weights")
         if len(folders) > 1:
             self.fingerprint = fingerprint([[f.fingerprint, w] for f, w in zip(folders, weights, strict=True)])
         self.relations, self._relation_maps = _numbered_through([folder.relations for folder in self.folders])
@@ -158,8 +160,9 @@ def open_corpora(data: DataConfig, split: str) -> Corpora:
             "give data.shards, the folder that `erica-dist tokenize` wrote, or data.mix, several such folders with "
             f"weights{', not both' if data.shards else ''}"
         )
-    if data.window_shards < 1 or data.cache_gb <= 0:
-        raise UserError(f"data.window_shards={data.window_shards} and data.cache_gb={data.cache_gb} must be positive")
+    for key in ("window_shards", "cache_gb"):
+        if getattr(data, key) <= 0:
+            raise UserError(f"data.{key}={getattr(data, key)} must be positive")
     places = list(data.mix) or [data.shards]
     for place in places:
         if is_remote(place) and shown(place) != place:  # settings are saved with the run and sent to MLflow

@@ -72,8 +72,9 @@ class _Stream(Generic[MicroBatch]):
     ):
         if len(corpora) == 0:
             raise UserError(f"no training samples: the training split of {corpora.place} is empty")
-        if job.data.workers < 0:
-            raise UserError(f"data.workers must not be negative, got {job.data.workers}")
+        for key in ("workers", "validation_documents"):
+            if getattr(job.data, key) < 0:
+                raise UserError(f"data.{key} must not be negative, got {getattr(job.data, key)}")
         self.steps = range(start_step, job.train.steps)
         self.accumulation = accumulation(job.train, ranks, even_micro_batch=parts == 2)  # 0: by the token budget
         self._budget = job.train.micro_tokens
@@ -214,13 +215,14 @@ class ElectraStream(_Stream[ElectraMicroBatch]):
 
 
 def erica_validation(
-    corpora: Corpora | ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1
+    corpora: Corpora | ShardFolder, job: EricaJob, rank: int = 0, ranks: int = 1, faults: list[str] | None = None
 ) -> list[EricaMicroBatch | None]:
     """This rank's micro-batches of held-out documents; as many entries on every rank, None where a rank has one less.
 
     The micro-batches are the same at any number of ranks, in every run. Each holds half a micro-batch of documents,
     once for RD and once for ED; at most `data.validation_documents` documents in all. Whatever is left out of training,
-    all relations, pairs and true tails count here: runs of different options are asked the same.
+    all relations, pairs and true tails count here: runs of different options are asked the same. What is left out as
+    damaged is added to `faults`.
     """
     corpora = _checked(corpora, "documents", "ERICA")
     asked = ("relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives")
@@ -228,16 +230,16 @@ def erica_validation(
     collation = EricaCollation.of(corpora.tokenizer, corpora.relations, replace(job, erica=erica))
     collate = _erica_collate(collation, VALIDATION_SEED)
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
-    return _deal_chunks(corpora, [np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2)
+    return _deal_chunks(corpora, [np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2, faults)
 
 
 def electra_validation(
-    corpora: Corpora | ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1
+    corpora: Corpora | ShardFolder, job: ElectraJob, rank: int = 0, ranks: int = 1, faults: list[str] | None = None
 ) -> list[ElectraMicroBatch | None]:
     """This rank's micro-batches of held-out sequences; see `erica_validation`."""
     corpora = _checked(corpora, "sequences", "ELECTRA")
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch))
-    return _deal_chunks(corpora, chunks, rank, ranks, _electra_collate(corpora, job, VALIDATION_SEED), 1)
+    return _deal_chunks(corpora, chunks, rank, ranks, _electra_collate(corpora, job, VALIDATION_SEED), 1, faults)
 
 
 def _held_out(corpora: Corpora, job: EricaJob | ElectraJob, size: int) -> list[np.ndarray]:
@@ -250,11 +252,19 @@ def _held_out(corpora: Corpora, job: EricaJob | ElectraJob, size: int) -> list[n
 
 
 def _deal_chunks(
-    corpora: Corpora, chunks: list[np.ndarray], rank: int, ranks: int, collate: Collate[MicroBatch], parts: int
+    corpora: Corpora,
+    chunks: list[np.ndarray],
+    rank: int,
+    ranks: int,
+    collate: Collate[MicroBatch],
+    parts: int,
+    faults: list[str] | None,
 ) -> list[MicroBatch | None]:
     mine: list[MicroBatch | None] = []
     for chunk in chunks[rank::ranks]:
         columns = corpora.read(chunk)
+        if faults is not None:
+            faults += sorted({fault.text for fault in columns.faults})
         first_half = int((columns.taken < len(chunk) // parts).sum())
         mine.append(collate(columns, np.zeros(len(columns), np.int64), first_half))
     return mine + [None] * (-(-len(chunks) // ranks) - len(mine))

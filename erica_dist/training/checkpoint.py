@@ -135,9 +135,9 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
         if state.get(key) != value and not (allow_changed and key == "shards")
     ]
     if changed:
+        hint = " (shards changed on purpose: data.allow_changed=true)" if changed[0].startswith("shards ") else ""
         raise UserError(
-            f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir (shards that "
-            "were changed on purpose: data.allow_changed=true)"
+            f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir{hint}"
         )
     if state["ranks"] != world_size:
         raise UserError(

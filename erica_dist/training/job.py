@@ -79,6 +79,8 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
 
     from erica_dist.training import engine as engines
 
+    _stream(kind, corpora, job, cluster.rank, cluster.world_size, 0)  # refuses the settings that it cannot follow
+    corpora.tokenizer_folder()  # of a remote folder it is fetched: on all ranks, so that none fails alone later
     engines.start_process_group()
     try:
         return _train_on_ranks(kind, job, corpora, accumulation, cluster)
@@ -90,12 +92,14 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
 
 
 def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cluster: ClusterInfo) -> int:
+    import torch
+
     from erica_dist.objectives.gather import ranks as joined
-    from erica_dist.stream.loader import ElectraStream, EricaStream, electra_validation, erica_validation
+    from erica_dist.stream.loader import electra_validation, erica_validation
     from erica_dist.tracking.journal import METRICS, Journal
     from erica_dist.training import electra, erica, loop
     from erica_dist.training.agreement import together
-    from erica_dist.training.engine import build_engine
+    from erica_dist.training.engine import build_engine, device, sum_over_ranks
 
     rank, ranks = cluster.rank, cluster.world_size
     assert joined() == ranks, "the process group and the environment disagree about the number of ranks"
@@ -103,6 +107,20 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
     stop = StopFlag()
     stop.install(watch_launcher=cluster.launcher == "deepspeed")
     run_dir = Path(job.run.dir)
+    is_erica = kind == "erica"
+
+    def read_held_out() -> tuple[list[Any], list[str], Any]:
+        held_out, faults = open_corpora(job.data, "validation"), list[str]()
+        found = (erica_validation if is_erica else electra_validation)(held_out, job, rank, ranks, faults)
+        # ranks with one micro-batch less run a training one in its place and forget it
+        filler = _stream(kind, corpora, job, rank, ranks, 0).step(0).micro_batches[0] if None in found else None
+        return found, faults, filler
+
+    validation, faults, filler = together(read_held_out)
+    held_out = sum(batch.documents for batch in validation if batch)
+    held_out, left_out = map(
+        int, sum_over_ranks(torch.tensor([held_out, len(faults)], dtype=torch.float64, device=device())).tolist()
+    )
     module, models = _build_module(kind, job, corpora)
     checkpoint.check_disk(run_dir, sum(p.numel() for p in module.parameters()), job.train.keep_checkpoints)
     engine = build_engine(module, job.train, accumulation)
@@ -111,13 +129,31 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
     start: dict[str, Any] = {"step": 0, "shards": corpora.fingerprint}
     state = checkpoint.restore(engine, resumed) if resumed else start
     start_step: int = state["step"]
-    journal = sink = None
-    if rank == 0:
+
+    def open_run() -> tuple[Any, Any]:
+        if rank:
+            return None, None
         environment = _write_run_folder(job, models, corpora)
         journal = Journal.open(run_dir / METRICS, last_step=start_step)
         if state["shards"] != corpora.fingerprint:  # data.allow_changed
             journal.event("shards_changed", step=start_step, before=state["shards"], now=corpora.fingerprint)
-        sink = _start_tracking(job, kind, corpora, ranks, environment)
+        if left_out:
+            journal.event("damaged_held_out", step=start_step, documents=left_out, first=faults[0] if faults else "")
+        return journal, _start_tracking(job, kind, corpora, ranks, environment)
+
+    rules = erica if is_erica else electra
+    stream = _stream(kind, corpora, job, rank, ranks, start_step)
+    task = loop.Task(
+        job=job,
+        engine=engine,
+        stream=stream,
+        train_step=rules.train_step,
+        evaluate=partial(rules.evaluate, engine, validation, job, filler) if held_out else None,
+        checkpoint_state=_order(kind, job, corpora),
+        start_step=start_step,
+    )
+    # nothing may come between this and what ends the run in MLflow
+    journal, sink = together(open_run)
     split = (
         f"{job.train.micro_batch} x {accumulation}" if accumulation else f"{job.train.micro_tokens:,} pieces at a time"
     )
@@ -126,28 +162,11 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         f"{split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
         + (f", going on from step {start_step}" if start_step else "")
     )
-    is_erica = kind == "erica"
+    if left_out:
+        say(f"warning: {left_out} damaged held-out document(s) are left out of all scores")
     if is_erica and config.published_options(job.erica)[0] != "own":
         behaviour, taken = config.published_options(job.erica)
         say(f"erica: {behaviour}, as in the published code: {', '.join(taken)}")
-    rules = erica if is_erica else electra
-    stream = (EricaStream if is_erica else ElectraStream)(corpora, job, rank, ranks, start_step)
-
-    def read_held_out() -> tuple[list[Any], Any]:
-        held_out = open_corpora(job.data, "validation")
-        found = (erica_validation if is_erica else electra_validation)(held_out, job, rank, ranks)
-        return found, stream.step(start_step).micro_batches[0] if None in found else None
-
-    validation, filler = together(read_held_out)
-    task = loop.Task(
-        job=job,
-        engine=engine,
-        stream=stream,
-        train_step=rules.train_step,
-        evaluate=partial(rules.evaluate, engine, validation, job, filler) if validation else None,
-        checkpoint_state=_order(kind, job, corpora),
-        start_step=start_step,
-    )
     status = "FAILED"
     try:
         last = loop.run(task, journal, stop, say)
@@ -167,6 +186,12 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         say(f"stopped after step {last}; the checkpoint is written, start the same command to go on")
         return REQUEUE_STATUS
     return 0
+
+
+def _stream(kind: str, corpora: Corpora, job: Any, rank: int, ranks: int, start_step: int) -> Any:
+    from erica_dist.stream.loader import ElectraStream, EricaStream
+
+    return (EricaStream if kind == "erica" else ElectraStream)(corpora, job, rank, ranks, start_step)
 
 
 def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str, Any]]:
