@@ -51,6 +51,10 @@ _KNOWN = [
     Metric("loss_mlm", "Masked language model loss", "nats per masked piece", "loss", "lower", True),
     Metric("loss_generator", "Generator loss", "nats per masked token", "loss", "lower", True),
     Metric("loss_discriminator", "Discriminator loss", "nats per token", "loss", "lower", True),
+    Metric("rd_single_single", "RD, anchor and positive within a sentence", "nats", "loss", "lower"),
+    Metric("rd_single_cross", "RD, anchor within, positive across sentences", "nats", "loss", "lower"),
+    Metric("rd_cross_single", "RD, anchor across, positive within a sentence", "nats", "loss", "lower"),
+    Metric("rd_cross_cross", "RD, anchor and positive across sentences", "nats", "loss", "lower"),
     Metric("ed_accuracy", "Entity discrimination accuracy", "share of queries", "objective", "higher"),
     Metric("mlm_accuracy", "Masked language model accuracy", "share of masked pieces", "objective", "higher"),
     Metric("generator_accuracy", "Generator accuracy", "share of masked tokens", "objective", "higher"),
@@ -68,6 +72,7 @@ _KNOWN = [
     Metric("documents_per_second", "Documents a second, all ranks", "documents/s", "speed", "higher"),
     Metric("seconds", "Time of a step", "seconds", "speed", "lower"),
     Metric("data_wait_share", "Waiting for data", "share of the step", "speed", "lower"),
+    Metric("documents_left_out", "Damaged documents left out", "documents a step", "speed", "lower"),
 ]
 _BY_KEY = {metric.key: metric for metric in _KNOWN}
 _ORDER = {metric.key: place for place, metric in enumerate(_KNOWN)}
