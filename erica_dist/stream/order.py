@@ -129,10 +129,4 @@ def global_batch(seed: int, step: int, batch: int, n: int) -> tuple[np.ndarray, 
     It is the slice [step * batch, (step + 1) * batch) of all epochs laid one after the other; an epoch comes with each
     because masking and drawing depend on it.
     """
-    places = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
-    epochs = places // n
-    documents = np.empty(batch, np.int64)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-        here = epochs == epoch
-        documents[here] = permuted(seed, epoch, n, places[here] - epoch * n)
-    return epochs, documents
+    return CorpusOrder(seed, np.array([n])).at(np.arange(step * batch, (step + 1) * batch, dtype=np.int64))
