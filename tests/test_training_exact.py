@@ -89,11 +89,18 @@ def erica_terms(model: Any, cells: list[list[Any]], job: EricaJob, step: int) ->
         mlm = torch.stack(half_means[0]).mean() + torch.stack(half_means[1]).mean()
     else:
         mlm = torch.cat(masked_losses).mean()
-    return {"rd": torch.stack(_anchor_losses(pairs, job)).mean(), "ed": torch.stack(query_losses).mean(), "mlm": mlm}
+    anchor_losses = _anchor_losses(pairs, job)
+    if job.erica.rd_mean == "micro_batch":
+        of_cells = [torch.stack([loss for at, loss in anchor_losses if at == cell]).mean() for cell, _ in anchor_losses]
+        each = {cell: mean for (cell, _), mean in zip(anchor_losses, of_cells, strict=True)}
+        rd = torch.stack(list(each.values())).sum() / (len(cells) * accumulation)
+    else:
+        rd = torch.stack([loss for _, loss in anchor_losses]).mean()
+    return {"rd": rd, "ed": torch.stack(query_losses).mean(), "mlm": mlm}
 
 
-def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
-    """One loss for each pair that has a positive and a negative in its pool."""
+def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[tuple[tuple[int, int], Tensor]]:
+    """(cell, loss) of each pair that has a positive and a negative in its pool."""
     same_pool = {
         "local": lambda a, b: a[:2] == b[:2],
         "gather": lambda a, b: a[1] == b[1],
@@ -122,7 +129,8 @@ def _anchor_losses(pairs: list[tuple], job: EricaJob) -> list[Tensor]:
                 negatives.append(score)
         if anchor[3] and positives and negatives:
             below = torch.stack(negatives).logsumexp(0)
-            losses.append(torch.stack([w * (torch.logaddexp(p, below) - p) for p, w in positives]).mean())
+            loss = torch.stack([w * (torch.logaddexp(p, below) - p) for p, w in positives]).mean()
+            losses.append((anchor[:2], loss))
     return losses
 
 
