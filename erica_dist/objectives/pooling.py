@@ -13,12 +13,20 @@ from torch import Tensor
 
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
+TINY = 1e-12  # lengths up to this are taken for 0
+
 
 def segment_mean(values_ND: Tensor, segment_N: Tensor, segments: int) -> Tensor:
     """Mean of the rows of each segment -> [segments, D]; a segment without rows is 0."""
     total = values_ND.new_zeros(segments, values_ND.shape[1]).index_add(0, segment_N, values_ND)
     count = values_ND.new_zeros(segments).index_add(0, segment_N, values_ND.new_ones(len(segment_N)))
     return total / count.clamp(min=1)[:, None]
+
+
+def inverse_norms(states_ND: Tensor) -> Tensor:
+    """1 / length of each row [N]; 0 for a row of zeros, whose cosine with all is 0 and which gets no gradient."""
+    norm_N = torch.linalg.vector_norm(states_ND, dim=1)
+    return torch.where(norm_N > TINY, 1 / norm_N.clamp(min=TINY), 0)
 
 
 def pool_entities(
