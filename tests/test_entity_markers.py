@@ -60,6 +60,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_documents_folder(tmp_path_factory.mktemp("documents") / "shards", documents=40, seed=5))
 
 
+UNMARKED = "erica.entity_markers=false"
+
+
 def marked(max_length: int, **changes: Any) -> EricaCollation:
     plain = collation_of(max_length, entity_markers=True, **changes)
     return dataclasses.replace(plain, vocabulary=Vocabulary.of(MARKED))
@@ -407,10 +410,10 @@ def test_an_export_knows_its_markers_and_is_trained_further(documents: Path, tmp
     assert "`[E]` before and `[/E]` behind each mention" in card
     assert json.loads((out / "export.json").read_text())["markers"]["start_id"] == ids[0]
 
+    newest = checkpoint.newest_checkpoint(run)
+    without = jobs._order("erica", settings.load(EricaJob, None, [*words, UNMARKED]), corpora_of(documents))
     with pytest.raises(UserError, match=r"erica\.entity_markers True there and None here"):
-        newest, job = checkpoint.newest_checkpoint(run), settings.load(EricaJob, None, words)
-        job.erica.entity_markers = False
-        checkpoint.check(newest, jobs._order("erica", job, corpora_of(documents)), 1)
+        checkpoint.check(newest, without, 1)
 
     # the export begins another run on the same shards, with and without markers, and keeps its pieces
     for number, switch in enumerate(("true", "false")):
@@ -435,7 +438,7 @@ def launch(words: list[str]) -> int:
 
 
 def test_without_markers_a_run_keeps_the_tokenizer_of_the_shards(documents: Path, tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "kept", job_of("erica.entity_markers=false"), corpora_of(documents))
+    write_tokenizer(tmp_path / "kept", job_of(UNMARKED), corpora_of(documents))
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == sorted(path.name for path in (documents / "tokenizer").iterdir())
     assert len(AutoTokenizer.from_pretrained(tmp_path / "kept", local_files_only=True)) == len(tiny_tokenizer())
