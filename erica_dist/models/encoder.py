@@ -60,6 +60,18 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
     return model.train()
 
 
+def grow_vocabulary(model: PreTrainedModel, size: int, seed: int) -> None:
+    """Room for `size` word pieces in the token embeddings and the head tied to them, where there is less.
+
+    The rows that are there stay as they are; the new ones follow from `seed`, so that all ranks start alike.
+    """
+    if model.config.vocab_size < size:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model.resize_token_embeddings(size, mean_resizing=False)
+        model.tie_weights()
+
+
 def _refuse_missing_encoder(folder: str, missing: set[str]) -> None:
     """A new head is fine, new encoder weights are not: the folder then holds another model than its config says."""
     lost = sorted(name for name in missing if ".embeddings." in name or ".encoder." in name)
