@@ -51,7 +51,8 @@ def cached_gradients(
         counts = row_counts(len(own_ND), own_ND.device)
         pool_ND = gather_rows(own_ND, counts)
         _, sums_7, gradient, of_pool = loss_and_gradients(own_ND, pool_ND, contrasts, temperature, weights_4)
-        assert gradient is not None and of_pool is not None
+        assert gradient is not None
+        assert of_pool is not None
         gradient += sum_own_rows(of_pool, counts)
     assert gradient is not None
     return sums_7, list(gradient.split([len(part) for part in pairs]))
