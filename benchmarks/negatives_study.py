@@ -149,7 +149,9 @@ def train(run: Run, job: Path, ranks: int) -> None:
     """
     log = run.work / "logs" / f"{run.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    # As torchrun's ranks: those of `deepspeed` stop when a process two above them ends, which here is a user's shell
     common = os.environ | {
+        "TORCHELASTIC_RUN_ID": "negatives-study",
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port(purpose="negatives study")),
