@@ -1,4 +1,4 @@
-"""Whether an encoder that runs padded can be trained here: tried on a few made-up sequences before the run begins.
+"""Whether an encoder that runs padded can be trained here: tried on two made-up sequences before the run begins.
 
 ERICA pools the last hidden states of each token, batches are cut by budget, and the MLM head sees masked positions
 only. So the states must be one a token and depend on the other tokens, not on the padding; the head must need nothing
@@ -73,7 +73,7 @@ def refuse_unfit(model: PreTrainedModel, folder: str, max_length: int, dropout: 
 
 def _complaint(model: PreTrainedModel, longest: int) -> str:
     """What is wrong with the model, or nothing."""
-    sequences = _sequences(model, [longest, max(2, longest // 3), min(8, longest), 2])
+    sequences = _sequences(model, [longest, min(8, longest)])
     with torch.no_grad():
         alone = [_states(model, ids_N) for ids_N in sequences]
         width = model.config.hidden_size
@@ -82,14 +82,14 @@ def _complaint(model: PreTrainedModel, longest: int) -> str:
         if _difference(hidden_states(model, _packed(sequences)), torch.cat(alone)) > TOLERANCE:
             return "the states of a sequence depend on how far it is padded, so on the batch it happens to be in"
         for changed, watched in ((0, 1), (1, 0)):  # neighbours: attention may have a window
-            ids_N = sequences[2].clone()
+            ids_N = sequences[1].clone()
             ids_N[changed] = next(piece for piece in sequences[0] if piece != ids_N[changed])
-            if torch.equal(_states(model, ids_N)[watched], alone[2][watched]):
+            if torch.equal(_states(model, ids_N)[watched], alone[1][watched]):
                 return "its tokens do not see each other (a decoder, or attention whose kernel is not installed)"
         # of the short sequence: all its logits are made, over the whole vocabulary
-        order_K = torch.arange(len(sequences[2])).flip(0)
-        logits_NV = model(input_ids=sequences[2][None], return_dict=True).logits[0]
-        if _difference(mlm_logits(model, alone[2][order_K]), logits_NV[order_K]) > TOLERANCE:
+        order_K = torch.arange(len(sequences[1])).flip(0)
+        logits_NV = model(input_ids=sequences[1][None], return_dict=True).logits[0]
+        if _difference(mlm_logits(model, alone[1][order_K]), logits_NV[order_K]) > TOLERANCE:
             return "its masked-language-model head needs more than the states of the masked positions"
     return ""
 
