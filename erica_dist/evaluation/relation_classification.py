@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from erica_dist.config import ModelConfig, TrainConfig
 from erica_dist.errors import UserError
 from erica_dist.evaluation.sentences import Sentence, SentenceBatch, pack
 from erica_dist.models.encoder import build_encoder, hidden_states
+from erica_dist.models.states import encoder_of
 from erica_dist.objectives.gather import ranks
 from erica_dist.objectives.pooling import segment_mean
 from erica_dist.stream.order import global_batch
@@ -72,9 +73,13 @@ def build_classifier(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        encoder = cast(PreTrainedModel, build_encoder(settings, tokenizer, seed).base_model)
-    except OSError as error:
-        raise UserError(f"finetune.model={folder}: cannot load its weights: {error}") from error
+        encoder = encoder_of(build_encoder(settings, tokenizer, seed))
+    except UserError as error:
+        # of `ModelConfig` here, not of the job that the user wrote
+        said = str(error).replace("model.init=", "finetune.model=")
+        for name in ("dropout", "max_length"):
+            said = said.replace(f"model.{name}=", f"finetune.{name}=")
+        raise UserError(said) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     with torch.random.fork_rng(devices=[]):

@@ -1,26 +1,26 @@
-"""Encoders with a masked-language-model head: any BERT, RoBERTa or ELECTRA folder of Hugging Face, or from scratch.
+"""Encoders with a masked-language-model head: a Hugging Face folder of nearly any encoder type, or BERT from scratch.
 
-In: a packed micro-batch (erica_dist.stream.collate.Packed). Out: last hidden states of the real tokens, and logits of
-the masked positions only (the head over 15 % of the tokens costs a seventh of the head over all).
-
-Legend: T packed tokens, K masked positions, D width, V vocabulary.
+From a folder: reading and refusing it is models/folder.py, trying out a type that runs padded is models/fitness.py,
+running it is models/states.py. Casing, word pieces and special tokens are the tokenizer's matter, not the encoder's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
 from erica_dist.config import ModelConfig
 from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
 from erica_dist.models.dropout import make_dropout_cheap
-from erica_dist.stream.micro_batches import Packed
+from erica_dist.models.fitness import refuse_short_positions, refuse_unfit
+from erica_dist.models.folder import folder_configuration, load_folder
+from erica_dist.models.states import hidden_states, mlm_logits
+
+__all__ = ["SIZES", "build_encoder", "grow_vocabulary", "hidden_states", "mlm_logits", "model_size"]
 
 # layers, hidden, heads, feed-forward
 SIZES: dict[str, tuple[int, int, int, int]] = {
@@ -30,12 +30,10 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "base": (12, 768, 12, 3072),
     "large": (24, 1024, 16, 4096),
 }
-# the families whose masked-language-model head `mlm_logits` knows
-FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 
 def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -> PreTrainedModel:
-    """The encoder with its MLM head, the head's output tied to the token embeddings, in float32 and training mode.
+    """The encoder with its MLM head, in float32 and training mode; parameters that nothing depends on are frozen.
 
     Args:
         settings: `init` (a local Hugging Face folder) or `size`; dropout; the longest sequence.
@@ -43,19 +41,22 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
         seed: of whatever is newly initialised, so that all ranks start from the same weights.
 
     Raises:
-        UserError: no such folder or size, an unsupported family, a vocabulary or position table that is too small.
+        UserError: no such folder or size, a model that is no encoder or not exact here, weights that are missing or
+            cannot be read safely, a vocabulary or position table that is too small.
     """
-    config = _configuration(settings, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if settings.init:
-            model, found = AutoModelForMaskedLM.from_pretrained(
-                settings.init, config=config, local_files_only=True, dtype=torch.float32, output_loading_info=True
-            )
-            _refuse_missing_encoder(settings.init, found["missing_keys"])
-        else:
-            model = AutoModelForMaskedLM.from_config(config)
-    model.tie_weights()
+        if not settings.init:
+            model = AutoModelForMaskedLM.from_config(_own_configuration(settings, tokenizer))
+            model.tie_weights()
+            make_dropout_cheap(model)
+            return model.train()
+        config = folder_configuration(settings.init, settings.dropout, tokenizer)
+        model = load_folder(settings.init, config)
+        model.tie_weights()
+        refuse_short_positions(model, settings.init, settings.max_length)
+        if config._attn_implementation != PACKED:
+            refuse_unfit(model, settings.init, settings.max_length, settings.dropout)
     make_dropout_cheap(model)
     return model.train()
 
@@ -72,43 +73,20 @@ def grow_vocabulary(model: PreTrainedModel, size: int, seed: int) -> None:
         model.tie_weights()
 
 
-def _refuse_missing_encoder(folder: str, missing: set[str]) -> None:
-    """A new head is fine, new encoder weights are not: the folder then holds another model than its config says."""
-    lost = sorted(name for name in missing if ".embeddings." in name or ".encoder." in name)
-    if lost:
-        raise UserError(f"model.init={folder} lacks {len(lost)} weights of the encoder, such as {lost[0]}")
-
-
-def _configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> PreTrainedConfig:
-    dropout: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), settings.dropout)
-    if settings.init:
-        if not (Path(settings.init) / "config.json").is_file():
-            raise UserError(f"model.init={settings.init} is no Hugging Face folder: it has no config.json")
-        config = AutoConfig.from_pretrained(settings.init, local_files_only=True, **dropout)
-        if config.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise UserError(f"model.init={settings.init} is of type {config.model_type!r}; supported: {known}")
-        if config.vocab_size < tokenizer["vocab_size"]:
-            raise UserError(
-                f"model.init={settings.init} knows {config.vocab_size} word pieces, the shards' tokenizer "
-                f"{tokenizer['vocab_size']}: tokenise the corpus again with this model's tokenizer"
-            )
-    else:
-        layers, hidden, heads, feed_forward = model_size(settings, SIZES)
-        config = BertConfig(
-            vocab_size=tokenizer["vocab_size"],
-            num_hidden_layers=layers,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            intermediate_size=feed_forward,
-            max_position_embeddings=max(512, settings.max_length),
-            pad_token_id=tokenizer["pad_id"],
-            **dropout,
-        )
-    room = config.max_position_embeddings - position_offset(config)
-    if settings.max_length > room:
-        raise UserError(f"model.max_length={settings.max_length} is more than the {room} positions of the model")
-    config.tie_word_embeddings = True
+def _own_configuration(settings: ModelConfig, tokenizer: dict[str, Any]) -> BertConfig:
+    layers, hidden, heads, feed_forward = model_size(settings, SIZES)
+    config = BertConfig(
+        vocab_size=tokenizer["vocab_size"],
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        intermediate_size=feed_forward,
+        max_position_embeddings=max(512, settings.max_length),
+        pad_token_id=tokenizer["pad_id"],
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        tie_word_embeddings=True,
+    )
     config._attn_implementation = PACKED
     return config
 
@@ -127,38 +105,3 @@ def model_size(settings: ModelConfig, sizes: Mapping[str, tuple[int, ...]]) -> t
     if numbers[1] % numbers[2]:
         raise UserError(f"a hidden size of {numbers[1]} does not divide into {numbers[2]} heads: set model.heads")
     return numbers
-
-
-def position_offset(config: PreTrainedConfig) -> int:
-    """RoBERTa's position table starts after its padding index."""
-    return config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
-
-
-def hidden_states(model: PreTrainedModel, packed: Packed, input_ids_T: Tensor | None = None) -> Tensor:
-    """Last hidden states [T, D] of a packed micro-batch; `input_ids_T` replaces the batch's own ids."""
-    base, config = model.base_model, model.config
-    types_T = (
-        packed.token_type_ids_T
-        if getattr(config, "type_vocab_size", 0) > 1
-        else torch.zeros_like(packed.token_type_ids_T)
-    )
-    ids_T = packed.input_ids_T if input_ids_T is None else input_ids_T
-    out = base(
-        input_ids=ids_T[None],
-        token_type_ids=types_T[None],
-        position_ids=packed.position_ids_T[None] + position_offset(config),
-        cu_seqlens=packed.cu_seqlens,
-        bounds=packed.cu_seqlens.tolist(),
-        longest=packed.max_seqlen,
-    )
-    return out[0][0]
-
-
-def mlm_logits(model: PreTrainedModel, states_KD: Tensor) -> Tensor:
-    """Vocabulary logits [K, V] of hidden states [K, D] by the model's own MLM head."""
-    head: Any = model
-    if model.config.model_type == "bert":
-        return head.cls(states_KD)
-    if model.config.model_type == "electra":
-        return head.generator_lm_head(head.generator_predictions(states_KD))
-    return head.lm_head(states_KD)
