@@ -9,7 +9,7 @@ import torch
 
 from erica_dist.config import TrainConfig
 from erica_dist.errors import UserError
-from erica_dist.training.engine import CONFIGS, engine_config, seed_dropout
+from erica_dist.training.engine import CONFIGS, engine_config, seed_dropout, slow_precision
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -46,6 +46,15 @@ def test_a_file_that_decides_what_the_job_decides_is_refused(content: object, te
         path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError, match=text):
         engine_config(TrainConfig(deepspeed_config=str(path)), 1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_without_arithmetic_on_this_cpu_is_said(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("erica_dist.training.engine.device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", lambda: False)
+    assert slow_precision(precision).startswith(f"this CPU has no {precision} arithmetic: a step takes many times")
+    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", lambda: True)
+    assert slow_precision(precision) == slow_precision("fp32") == ""
 
 
 def test_dropout_differs_by_seed_step_and_micro_batch_and_by_nothing_else() -> None:

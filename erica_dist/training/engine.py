@@ -123,6 +123,14 @@ def _precision(train: TrainConfig) -> dict[str, Any]:
     return {}
 
 
+def slow_precision(precision: str) -> str:
+    """What to tell the user of a precision that this device has no arithmetic for; "" where it has."""
+    supported = {"bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported, "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported}
+    if device().type != "cpu" or precision not in supported or supported[precision]():
+        return ""
+    return f"this CPU has no {precision} arithmetic: a step takes many times as long as with train.precision=fp32"
+
+
 def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices, none for biases and norms."""
     decayed = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]

@@ -101,7 +101,7 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
     from erica_dist.tracking.journal import METRICS, Journal
     from erica_dist.training import electra, erica, loop
     from erica_dist.training.agreement import together
-    from erica_dist.training.engine import build_engine, device, sum_over_ranks
+    from erica_dist.training.engine import build_engine, device, slow_precision, sum_over_ranks
 
     rank, ranks = cluster.rank, cluster.world_size
     assert joined() == ranks, "the process group and the environment disagree about the number of ranks"
@@ -164,6 +164,8 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         f"{split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
         + (f", going on from step {start_step}" if start_step else "")
     )
+    if slow := slow_precision(job.train.precision):
+        say(f"warning: {slow}")
     if left_out:
         say(f"warning: {left_out} damaged held-out document(s) are left out of all scores")
     if is_erica and config.published_options(job.erica)[0] != "own":
