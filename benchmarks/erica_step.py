@@ -17,8 +17,8 @@ what a product of 2,048 x 2,048 matrices reaches in the same process.
 equal: one micro-batch without dropout through our packed encoder and through transformers' own padded one; relative
 difference of the loss and of the gradient as a whole.
 
-negatives: 2 ranks of one thread (gloo, ZeRO 1), micro-batches of 8: documents a second of both, and the largest
-resident set of a rank, at accumulation 1, 4 and 16, for local, gather and global.
+negatives: 2 ranks of one thread (gloo, ZeRO 1), micro-batches of 8, window of 128: documents a second of both, and the
+largest resident set of a rank, at accumulation 1, 4 and 16, for local, gather and global.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def show_step(work: Path, args: argparse.Namespace, console: Console) -> None:
 
 def show_negatives(work: Path, args: argparse.Namespace, console: Console) -> None:
     _, shards = make_documents(work, args.articles)
-    title = f"2 ranks, micro-batches of 8, fp32, dropout 0.1; load {os.getloadavg()[0]:.1f}"
+    title = f"2 ranks, micro-batches of 8, window of 128, fp32, dropout 0.1; load {os.getloadavg()[0]:.1f}"
     table = Table("accumulation", "negatives", "RD pool", "documents/s", "of local", "MB of a rank", title=title)
     for column in table.columns[2:]:
         column.justify = "right"
@@ -340,6 +340,7 @@ def show_negatives(work: Path, args: argparse.Namespace, console: Console) -> No
         for negatives in ("local", "gather", "global"):
             words = [f"model.init={ENCODER}", f"data.shards={shards}", "data.workers=0", f"erica.negatives={negatives}"]
             words += [f"train.global_batch={16 * accumulation}", "train.micro_batch=8", "train.steps=1000"]
+            words.append("model.max_length=128")
             steps = max(1, args.steps // accumulation)
             found = in_fresh_processes(["--measure", str(steps), *words, "train.zero_stage=1"], 2, 1)
             speed = sum(run["documents"] for run in found)
