@@ -13,12 +13,24 @@ from torch import Tensor
 
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
+SHORTEST = 1e-6
+
 
 def segment_mean(values_ND: Tensor, segment_N: Tensor, segments: int) -> Tensor:
     """Mean of the rows of each segment -> [segments, D]; a segment without rows is 0."""
     total = values_ND.new_zeros(segments, values_ND.shape[1]).index_add(0, segment_N, values_ND)
     count = values_ND.new_zeros(segments).index_add(0, segment_N, values_ND.new_ones(len(segment_N)))
     return total / count.clamp(min=1)[:, None]
+
+
+def unit_rows(rows_ND: Tensor) -> Tensor:
+    """Rows at length 1, for cosines.
+
+    A row shorter than SHORTEST has no direction and stays as it is: divided by next to nothing it would get a gradient
+    that half precision cannot hold.
+    """
+    length_N1 = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
+    return rows_ND / length_N1.masked_fill(length_N1 < SHORTEST, 1)
 
 
 def pool_entities(
