@@ -107,6 +107,9 @@ class EricaConfig:
     # global: over all masked pieces of the global batch; micro_batch: each half of each micro-batch has its mean, these
     # are averaged over micro-batches and ranks, and the two halves' averages added up
     mlm_mean: Literal["global", "micro_batch"] = "global"
+    # global: over all anchors of the global batch; micro_batch: each micro-batch has the mean over its own anchors (0
+    # without one), and these are averaged
+    rd_mean: Literal["global", "micro_batch"] = "global"
     mask_probability: float = 0.15
     mask_mentions: bool = False  # MLM may also mask pieces of mentions that take part in RD or ED
     weights: EricaWeights = field(default_factory=EricaWeights)
@@ -121,6 +124,7 @@ PUBLISHED: dict[str, object] = {
     "other_tails_as_negatives": True,
     "tail_counted_twice": True,
     "mlm_mean": "micro_batch",
+    "rd_mean": "micro_batch",
 }
 
 
@@ -145,6 +149,11 @@ def check_erica(erica: EricaConfig) -> None:
     if erica.negatives_per_anchor < 0:
         raise UserError(
             f"erica.negatives_per_anchor={erica.negatives_per_anchor} must not be negative; 0 takes the whole pool"
+        )
+    if erica.rd_mean == "micro_batch" and erica.negatives == "global":
+        raise UserError(
+            "erica.rd_mean=micro_batch makes the loss depend on the split of the batch, which erica.negatives=global "
+            "is there to end: set one of them otherwise (rd_mean=global, or negatives=local or gather)"
         )
 
 

@@ -64,7 +64,7 @@ def erica_terms(
         mlm = torch.stack(half_means[0]).mean() + torch.stack(half_means[1]).mean()
     else:
         mlm = torch.cat(masked_losses).mean()
-    parts_4, anchors = relation_parts(pairs, job)
+    parts_4, anchors = relation_parts(pairs, job, len(cells) * accumulation)
     rd = (parts_4 * torch.tensor(job.erica.weights.rd_parts)).sum()
     ed = torch.stack(query_losses).mean() if query_losses else mlm.new_zeros(())
     reported = {"rd_anchors": float(anchors), **dict(zip(PARTS, parts_4.tolist(), strict=True))}
@@ -83,8 +83,8 @@ def _query_losses(entities_ED: Tensor, batch: Any, job: EricaJob) -> list[Tensor
     return losses
 
 
-def relation_parts(pairs: list[tuple[Tensor, ...]], job: EricaJob) -> tuple[Tensor, int]:
-    """(RD's four parts [4], each divided by the number of anchors; that number) of all pairs of the global batch."""
+def relation_parts(pairs: list[tuple[Tensor, ...]], job: EricaJob, cells: int) -> tuple[Tensor, int]:
+    """(the four parts of RD's mean [4]; the number of anchors) of all pairs of the global batch in so many cells."""
     table_P7 = torch.cat([table for table, _, _ in pairs])
     width = max(labels.shape[1] for _, labels, _ in pairs)
     labels_PL = torch.cat([functional.pad(labels, (0, width - labels.shape[1]), value=-1) for _, labels, _ in pairs])
@@ -115,7 +115,12 @@ def relation_parts(pairs: list[tuple[Tensor, ...]], job: EricaJob) -> tuple[Tens
     losses_AP = (torch.logaddexp(scores_AP, below_A1) - scores_AP) * share_AP
     part_AP = 2 * (1 - single_P[anchor_P])[:, None] + (1 - single_P)
     anchors = int(anchor_P.sum())
-    return torch.stack([losses_AP[part_AP == part].sum() for part in range(4)]) / anchors, anchors
+    divisor_A1 = torch.full_like(below_A1, anchors)
+    if job.erica.rd_mean == "micro_batch":
+        same_cell_PP = same(rank_P) & same(micro_P)
+        divisor_A1 = same_cell_PP[anchor_P][:, anchor_P].sum(1, keepdim=True) * cells
+    losses_AP = losses_AP / divisor_A1
+    return torch.stack([losses_AP[part_AP == part].sum() for part in range(4)]), anchors
 
 
 def _drawn(pool_PP: Tensor, table_P7: Tensor, labels_PL: Tensor, job: EricaJob) -> Tensor:

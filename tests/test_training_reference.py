@@ -30,6 +30,7 @@ def test_the_published_options_at_two_ranks_equal_one_plain_process(documents: P
     what one does."""
     local = [*BASE, "erica.negatives=local", "train.micro_batch=4", *PUBLISHED_WORDS, "erica.negatives_per_anchor=3"]
     gather = [*BASE, "erica.negatives=gather", "train.micro_batch=2", *DRAWN, "erica.sentences=cross"]
+    gather.append("erica.rd_mean=micro_batch")
     whole = [*BASE, "erica.negatives=global", "train.micro_batch=8", *DRAWN, "erica.relations_per_pair=one"]
     split = [*whole, "train.micro_batch=2", "erica.tail_counted_twice=false"]
     combinations = [[*local, "train.zero_stage=1"], [*gather, "train.zero_stage=3"], [*split, "train.zero_stage=2"]]
@@ -71,6 +72,14 @@ def test_a_run_of_the_preset_says_what_it_is(
 def test_a_negative_number_of_negatives_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("erica", ["erica.negatives_per_anchor=-1", "run.dir=x", "data.shards=y"]) == 2
     assert "erica.negatives_per_anchor=-1 must not be negative; 0 takes the whole pool" in capsys.readouterr().err
+
+
+def test_means_by_micro_batch_of_one_problem_over_the_whole_batch_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["erica.rd_mean=micro_batch", "erica.negatives=global", "run.dir=x", "data.shards=y"]
+    assert main("erica", words) == 2
+    assert "set one of them otherwise (rd_mean=global, or negatives=local or gather)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["positives=two", "relations_per_pair=none", "sentences=same", "mlm_mean=batch"])

@@ -15,12 +15,14 @@ Legend: T packed tokens, B sequences, H heads, D width of a head, S longest sequ
 from __future__ import annotations
 
 import importlib.util
-import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
+
+from erica_dist.models.dropout import kept
 
 PACKED = "packed"
 
@@ -29,17 +31,45 @@ def attend_by_sequence(
     query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, bounds: list[int], scale: float, dropout: float
 ) -> Tensor:
     """Attention of each sequence to itself, one after the other -> [1, H, T, D]."""
-    parts = []
-    for start, end in itertools.pairwise(bounds):
-        query, key, value = (x[:, :, start:end] for x in (query_1HTD, key_1HTD, value_1HTD))
-        if dropout:
-            # The CPU's fused kernel has no dropout and falls back to a slow path: the plain form is several times
-            # faster.
-            weights = torch.matmul(query * scale, key.transpose(-1, -2)).softmax(-1)
-            parts.append(torch.matmul(functional.dropout(weights, dropout), value))
-        else:
-            parts.append(functional.scaled_dot_product_attention(query, key, value, scale=scale))
+    # split, not slices: the gradient of a slice is a whole tensor of zeros around it
+    lengths = torch.tensor(bounds).diff().tolist()
+    sequences = zip(*(x.split(lengths, dim=2) for x in (query_1HTD, key_1HTD, value_1HTD)), strict=True)
+    if dropout:  # the fused kernel of the CPU has none and falls back to a slow path
+        parts = [_DropoutAttention.apply(*sequence, scale, dropout) for sequence in sequences]
+    else:
+        parts = [functional.scaled_dot_product_attention(*sequence, scale=scale) for sequence in sequences]
     return torch.cat(parts, dim=2) if parts else query_1HTD
+
+
+class _DropoutAttention(torch.autograd.Function):
+    """Attention of one sequence to itself with dropout on its weights, for the CPU.
+
+    Its backward pass works in place on what the forward pass left: the weights and one byte a weight for the dropout.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, scale: float, probability: float
+    ) -> Tensor:
+        query, key, value = query_1HTD[0], key_1HTD[0], value_1HTD[0]
+        weights_HTT = torch.bmm(query, key.transpose(1, 2)).mul_(scale).softmax(-1)
+        mask_HTT, factor = kept(weights_HTT.shape, probability)
+        context.save_for_backward(query, key, value, weights_HTT, mask_HTT)
+        context.scale, context.factor = scale, factor
+        return torch.bmm(torch.where(mask_HTT, weights_HTT, 0), value * factor)[None]
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weights_HTT, mask_HTT = context.saved_tensors
+        out = gradients[0][0] * context.factor
+        of_value = torch.bmm(torch.where(mask_HTT, weights_HTT, 0).transpose(1, 2), out)
+        of_weights = torch.bmm(out, value.transpose(1, 2)).masked_fill_(~mask_HTT, 0)
+        # of softmax: w * (g - sum of w * g)
+        of_scores = of_weights.mul_(weights_HTT)
+        of_scores.addcmul_(weights_HTT, of_scores.sum(-1, keepdim=True), value=-1)
+        of_query = torch.bmm(of_scores, key).mul_(context.scale)
+        of_key = torch.bmm(of_scores.transpose(1, 2), query).mul_(context.scale)
+        return of_query[None], of_key[None], of_value[None], None, None
 
 
 def attend_padded(

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, PreTraine
 from erica_dist.config import ModelConfig
 from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
+from erica_dist.models.dropout import with_cheap_dropout
 from erica_dist.stream.micro_batches import Packed
 
 # layers, hidden, heads, feed-forward
@@ -55,7 +56,7 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
         else:
             model = AutoModelForMaskedLM.from_config(config)
     model.tie_weights()
-    return model.train()
+    return with_cheap_dropout(model).train()
 
 
 def _refuse_missing_encoder(folder: str, missing: set[str]) -> None:

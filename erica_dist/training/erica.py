@@ -3,8 +3,8 @@
 Half of a micro-batch's documents serve RD and half ED; MLM runs on both. Each loss is a sum divided by its count over
 the whole global batch, so accumulation over any split of the batch adds up to one big batch. `erica.negatives` says
 what the pool of RD is: the own micro-batch (local), the micro-batches of all ranks at one micro-step (gather), or the
-whole global batch (global, by the gradient cache). `erica.mlm_mean=micro_batch` alone takes MLM's means as the
-published code does: by micro-batch and half, so that they do depend on the split.
+whole global batch (global, by the gradient cache). `erica.mlm_mean=micro_batch` and `erica.rd_mean=micro_batch` alone
+take means as the published code does: by micro-batch (MLM: and half), so that they do depend on the split.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
     labels = [PairLabels.of(batch) for batch in batches]
     pools = _pools(labels, erica)
     sampling = PairSampling.of(erica)
-    anchors, queries, masked, pool_pairs, *halves = _counts(batches, labels, pools, sampling).tolist()
+    counts, own_anchors = _counts(batches, labels, pools, sampling)
+    anchors, queries, masked, pool_pairs, *halves = counts.tolist()
+    cells = ranks() * len(batches)
     first_cell = rank() * len(batches)
 
     by_half = erica.mlm_mean == "micro_batch"
     mlm_count = 1 if by_half else max(masked, 1)
     cached: list[Tensor] = []
     sums = torch.zeros(4 + len(PARTS), dtype=torch.float64)
-    rd_scale = torch.tensor(weights.rd_parts, device=device()) * (weights.rd / max(anchors, 1))
+    rd_weights = weights.rd * torch.tensor(weights.rd_parts, device=device())
+    divisors = [max(anchors, 1)] * len(batches)
+    if erica.rd_mean == "micro_batch":
+        divisors = [max(own, 1) * cells for own in own_anchors]
     if erica.negatives == "global":
-        parts, cached = _first_pass(
-            engine, batches, labels, pools[0], erica, rd_scale, job.train.seed, step, first_cell
-        )
-        sums[4:] += parts.double().cpu()
+        scale = rd_weights / max(anchors, 1)
+        parts, cached = _first_pass(engine, batches, labels, pools[0], erica, scale, job.train.seed, step, first_cell)
+        sums[4:] += parts.double().cpu() / max(anchors, 1)
     for micro, batch in enumerate(batches):
         seed_dropout(job.train.seed, step, first_cell + micro)
         entity_ED, mlm_sum, mlm_right = engine(batch, by_half=by_half)
@@ -60,14 +64,14 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
                 pool_ND = gather_rows(pairs_PD, row_counts(len(pairs_PD), pairs_PD.device))
             else:
                 pool_ND = pairs_PD
-            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, rd_scale, sampling)
+            scale = rd_weights / divisors[micro]
+            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, scale, sampling)
         ed_sum, ed_right = _entity_loss(entity_ED, batch, erica, erica.tail_counted_twice)
         loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / mlm_count)
         backward(engine, loss, last=micro == len(batches) - 1)
         sums[:4] += torch.stack([x.detach().double().cpu() for x in (ed_sum, mlm_sum, ed_right, mlm_right)])
-        sums[4:] += rd_parts.detach().double().cpu()
+        sums[4:] += rd_parts.detach().double().cpu() / divisors[micro]
     ed, mlm, ed_right, mlm_right, *of_parts = sum_over_ranks(sums.to(device())).tolist()
-    of_parts = [part / max(anchors, 1) for part in of_parts]
     rd = sum(weight * part for weight, part in zip(weights.rd_parts, of_parts, strict=True))
     ed, mlm = ed / max(queries, 1), mlm / mlm_count
     return {
@@ -77,7 +81,7 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
         "loss_mlm": mlm,
         **{f"rd_{name}": part for name, part in zip(PARTS, of_parts, strict=True)},
         "rd_anchors": anchors,
-        "rd_pool": pool_pairs / max(len(batches) * ranks(), 1),
+        "rd_pool": pool_pairs / max(cells, 1),
         "ed_accuracy": ed_right / max(queries, 1),
         "mlm_accuracy": mlm_right / max(masked, 1),
     }
@@ -95,15 +99,15 @@ def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:
 
 def _counts(
     batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels], sampling: PairSampling
-) -> Tensor:
+) -> tuple[Tensor, list[int]]:
     """Over the whole global batch: RD's anchors, ED's queries, masked pieces; pool entries over all micro-steps; and
-    micro-batches whose RD half, and whose ED half, has a masked piece."""
+    micro-batches whose RD half, and whose ED half, has a masked piece. Then the anchors of each own micro-batch."""
     counts = torch.zeros(6, dtype=torch.float64)
-    for batch, own, pool in zip(batches, labels, pools, strict=True):
-        masked = len(batch.masked_positions_K)
-        sizes = (int(anchor_rows(own, pool, sampling).sum()), len(batch.query_head_Q), masked, len(pool))
+    anchors = [int(anchor_rows(own, pool, sampling).sum()) for own, pool in zip(labels, pools, strict=True)]
+    for batch, pool, found in zip(batches, pools, anchors, strict=True):
+        sizes = (found, len(batch.query_head_Q), len(batch.masked_positions_K), len(pool))
         counts += torch.tensor([*sizes, *map(bool, _halves(batch))], dtype=torch.float64)
-    return sum_over_ranks(counts.to(device())).cpu()
+    return sum_over_ranks(counts.to(device())).cpu(), anchors
 
 
 def _halves(batch: EricaMicroBatch) -> tuple[int, int]:
