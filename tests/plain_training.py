@@ -67,7 +67,9 @@ def erica_terms(
     parts_4, anchors = relation_parts(pairs, job, len(cells) * accumulation)
     rd = (parts_4 * torch.tensor(job.erica.weights.rd_parts)).sum()
     ed = torch.stack(query_losses).mean() if query_losses else mlm.new_zeros(())
-    reported = {"rd_anchors": float(anchors), **dict(zip(PARTS, parts_4.tolist(), strict=True))}
+    pools = {"local": len(cells) * accumulation, "gather": accumulation, "global": 1}[job.erica.negatives]
+    reported = {"rd_anchors": float(anchors), "rd_pool": sum(len(table) for table, _, _ in pairs) / pools}
+    reported |= dict(zip(PARTS, parts_4.tolist(), strict=True))
     return {"rd": rd, "ed": ed, "mlm": mlm}, reported
 
 

@@ -86,35 +86,36 @@ def _gradients(engine: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[str, Any]]:
+def resume(folder: str, out: str, combinations: list[list[str]], kind: str = "erica") -> list[dict[str, Any]]:
     """For each combination: four steps in one go, then two steps, a checkpoint, a new engine, and two more.
 
     Gives the losses of both ways and how far the weights at the end are apart (0: bit-equal)."""
     from erica_dist import config, settings
-    from erica_dist.config import EricaJob
+    from erica_dist.config import ElectraJob, EricaJob
     from erica_dist.shards.reader import ShardFolder
-    from erica_dist.stream.loader import EricaStream
-    from erica_dist.training import checkpoint, engine, erica
+    from erica_dist.stream.loader import ElectraStream, EricaStream
+    from erica_dist.training import checkpoint, electra, engine, erica
     from erica_dist.training.job import _build_module
 
     engine.start_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     shards = ShardFolder.open(folder, split="train")
+    rules, Stream, Job = (erica, EricaStream, EricaJob) if kind == "erica" else (electra, ElectraStream, ElectraJob)
     results = []
     for number, overrides in enumerate(combinations):
-        job = settings.load(EricaJob, None, [*overrides, "train.steps=4"])
+        job: Any = settings.load(Job, None, [*overrides, "train.steps=4"])
 
-        def start(job: EricaJob = job) -> Any:
+        def start(job: Any = job) -> Any:
             return engine.build_engine(
-                _build_module("erica", job, shards)[0], job.train, config.accumulation(job.train, ranks)
+                _build_module(kind, job, shards)[0], job.train, config.accumulation(job.train, ranks)
             )
 
-        def go_on(wrapped: Any, first: int, last: int, job: EricaJob = job) -> list[float]:
+        def go_on(wrapped: Any, first: int, last: int, job: Any = job) -> list[float]:
             losses = []
-            for batch in EricaStream(shards, job, rank, ranks, first):
+            for batch in Stream(shards, job, rank, ranks, first):
                 if batch.step >= last:
                     break
-                scores = erica.train_step(wrapped, batch.micro_batches, job, batch.step + 1)
+                scores = rules.train_step(wrapped, batch.micro_batches, job, batch.step + 1)
                 engine.optimizer_step(wrapped, job.train.lr)
                 losses.append(scores["loss"])
             return losses
@@ -130,7 +131,7 @@ def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[st
         run_dir = os.path.join(out, str(number))
         broken = start()
         resumed = go_on(broken, 0, 2)
-        saved = checkpoint.save(broken, run_dir, 2, {"job": "erica"}, keep=1)
+        saved = checkpoint.save(broken, run_dir, 2, {"job": kind}, keep=1)
         broken.destroy()
         again = start()
         state = checkpoint.restore(again, checkpoint.agree_on_newest(run_dir) or saved)

@@ -171,8 +171,19 @@ def all_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fewer documents than a global batch takes."""
+    return Path(write_documents_folder(tmp_path_factory.mktemp("few") / "shards", documents=12, seed=5))
+
+
+@pytest.fixture(scope="module")
 def at_two_ranks(
-    documents: Path, some_bare: Path, all_bare: Path, partitioned: str, tmp_path_factory: pytest.TempPathFactory
+    documents: Path,
+    some_bare: Path,
+    all_bare: Path,
+    few: Path,
+    partitioned: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str, int], Known]:
     """First steps of two ranks with two micro-steps each: one launch for all of the tests below."""
     groups = {}
@@ -184,6 +195,7 @@ def at_two_ranks(
         groups[f"bf16 {stage}"] = group(documents, 1, half)
         groups[f"some {stage}"] = group(some_bare, 1, *by_pool)
         groups[f"none {stage}"] = group(all_bare, 1, *by_pool)
+        groups[f"few {stage}"] = group(few, 1, *([*BASE, *words, *words_of(pool, 2, 2)] for pool in POOLS))
     return launch(2, tmp_path_factory.mktemp("ranks"), groups)
 
 
@@ -228,3 +240,18 @@ def test_a_batch_without_any_pair_or_query_trains_mlm_alone(
             row = found[0][0]
             assert (row["loss_rd"], row["loss_ed"], row["rd_anchors"]) == (0, 0, 0)
             assert row["loss"] == row["loss_mlm"] > 0
+
+
+def test_a_pair_that_occurs_on_several_ranks_is_no_negative_of_itself(
+    few: Path, at_two_ranks: Callable[[str, int], Known]
+) -> None:
+    """The plain process knows pairs by document and entities, wherever they lie."""
+    shards = ShardFolder.open(few, split="train")
+    job = settings.load(EricaJob, None, [*BASE, *words_of("global", 2, 2), "train.steps=1"])
+    batches = [EricaStream(shards, job, rank, 2).step(0).micro_batches for rank in (0, 1)]
+    ends = [set(torch.cat([batch.pair_document_P for batch in own]).tolist()) for own in batches]
+    assert ends[0] & ends[1]
+    for number, pool in enumerate(POOLS):
+        expected = plain_training("erica", few, [*BASE, *words_of(pool, 2, 2)], 2, 1, torch.float64)
+        for stage in STAGES:
+            check(at_two_ranks(f"few {stage}", number), expected, (stage, pool))
