@@ -35,13 +35,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from erica_dist.objectives.relation_discrimination import (
-    TILE,
-    TILE_ENTRIES,
-    PairLabels,
-    positives_and_negatives,
-    relation_loss_sum,
-)
+from erica_dist.objectives.pair_labels import TILE, TILE_ENTRIES, PairLabels, positives_and_negatives
+from erica_dist.objectives.relation_discrimination import relation_loss_sum
 
 TEMPERATURE = 0.05
 PEER = "pytorch-metric-learning==2.9.0"

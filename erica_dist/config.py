@@ -112,6 +112,11 @@ class EricaConfig:
     rd_mean: Literal["global", "micro_batch"] = "global"
     mask_probability: float = 0.15
     mask_mentions: bool = False  # MLM may also mask pieces of mentions that take part in RD or ED
+    # a start and an end marker around each mention; the start marker's state stands for the mention
+    entity_markers: bool = False
+    # of the mentions that take part in RD or ED, so many are masked as a whole at the first step, and evenly fewer
+    # down to none at the end; MLM predicts them
+    entity_mask_probability: float = 0.0
     weights: EricaWeights = field(default_factory=EricaWeights)
 
 
@@ -154,6 +159,11 @@ def check_erica(erica: EricaConfig) -> None:
         raise UserError(
             "erica.rd_mean=micro_batch makes the loss depend on the split of the batch, which erica.negatives=global "
             "is there to end: set one of them otherwise (rd_mean=global, or negatives=local or gather)"
+        )
+    if not 0 <= erica.entity_mask_probability < 1:
+        raise UserError(
+            f"erica.entity_mask_probability must be in [0, 1), got {erica.entity_mask_probability}; 0 masks no mention "
+            "as a whole"
         )
 
 

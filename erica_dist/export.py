@@ -72,10 +72,12 @@ def export_run(run_dir: str | Path, out: str | Path) -> None:
             "run": run.resolve().name,
             "weights_sha256": sha256_file(weights_file),
             "shards": state.get("shards"),
+            "markers": models.get("markers"),
         }
         (temporary / MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="utf-8")
         loaders = {_PARTS[name][1]: _PARTS[name][2] for name in parts}
-        (temporary / "README.md").write_text(model_card(run, state, models["job"], loaders), encoding="utf-8")
+        card = model_card(run, state, models["job"], loaders, models.get("markers"))
+        (temporary / "README.md").write_text(card, encoding="utf-8")
         os.chmod(temporary, 0o755)
         _put_in_place(temporary, target)
     except OSError as error:

@@ -27,7 +27,9 @@ _PRIVATE_SECTIONS = ("run", "tracking")
 _NO_RESULT = frozenset({"step", "time", "epoch", "lr", "documents", "tokens", "seconds"})
 
 
-def model_card(run: Path, state: dict[str, Any], job: str, loaders: dict[str, str]) -> str:
+def model_card(
+    run: Path, state: dict[str, Any], job: str, loaders: dict[str, str], markers: dict[str, Any] | None = None
+) -> str:
     """Markdown with Hugging Face's YAML head.
 
     Args:
@@ -35,6 +37,7 @@ def model_card(run: Path, state: dict[str, Any], job: str, loaders: dict[str, st
         state: the checkpoint's state.json.
         job: erica or electra.
         loaders: folder within the export -> name of the transformers class that loads it.
+        markers: `start` and `end`, the pieces around a mention, of a model that was trained with entity markers.
     """
     settings = _settings(run)
     parts = [
@@ -42,6 +45,7 @@ def model_card(run: Path, state: dict[str, Any], job: str, loaders: dict[str, st
         f"# {run.resolve().name}\n",
         f"{_ABOUT[job]} Exported from optimizer step {state['step']:,}.\n",
         "## Use\n\n```python\n" + _usage(job, loaders) + "```\n",
+        _markers(markers) if markers else "",
         "## Data\n\n" + _provenance(settings, state),
         _scores("Held-out scores", run / EVALUATION, state["step"], first_too=True),
         _scores("Training metrics at this step", run / METRICS, state["step"], first_too=False),
@@ -63,6 +67,21 @@ def _usage(job: str, loaders: dict[str, str]) -> str:
     first = next(iter(loaders))
     lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{"PATH" if first == "." else f"PATH/{first}"}")')
     return "\n".join(lines) + "\n"
+
+
+def _markers(markers: dict[str, Any]) -> str:
+    start, end = markers["start"], markers["end"]
+    return f"""## Entity markers
+
+Trained with `{start}` before and `{end}` behind each mention of an entity. The last hidden state of `{start}` stands
+for the mention, the mean over its mentions for the entity. The tokenizer knows both pieces:
+
+```python
+text = tokenizer("{start} Ada Lovelace {end} lived in {start} London {end}.", return_tensors="pt")
+states = encoder(**text).last_hidden_state
+mentions = states[text.input_ids == tokenizer.convert_tokens_to_ids("{start}")]  # one row a mention
+```
+"""
 
 
 def _settings(run: Path) -> dict[str, Any]:

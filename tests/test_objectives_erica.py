@@ -1,6 +1,7 @@
 """RD, ED and pooling against numbers of an independent implementation and the slow one in tests/slow_erica.py."""
 
 import json
+import math
 import random
 
 import pytest
@@ -8,18 +9,20 @@ import torch
 
 from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
+from erica_dist.objectives.pair_labels import PairLabels, anchor_rows, positives_and_negatives
 from erica_dist.objectives.pooling import pair_states, pool_entities
-from erica_dist.objectives.relation_discrimination import (
-    PARTS,
-    PairLabels,
-    anchor_rows,
-    positives_and_negatives,
-    relation_loss,
-    relation_loss_sum,
-)
+from erica_dist.objectives.relation_discrimination import MEASURES, PARTS, relation_loss, relation_loss_sum
 from erica_dist.objectives.retrieval import mean_average_precision
 from tests.shared_files import shared
-from tests.slow_erica import SlowPair, entity_loss, entity_state, made_fixture, relation_losses, relation_terms
+from tests.slow_erica import (
+    SlowPair,
+    cosine,
+    entity_loss,
+    entity_state,
+    made_fixture,
+    relation_losses,
+    relation_terms,
+)
 
 
 def pool(document: dict) -> torch.Tensor:
@@ -168,9 +171,54 @@ def test_the_four_parts_are_those_of_the_definition_and_add_up(seed: int) -> Non
     assert PARTS == ("single_single", "single_cross", "cross_single", "cross_cross")
     loss, found = relation_loss(pairs_PD, labels, pairs_PD, labels, 0.3, torch.tensor([1.0, 0.5, 2.0, 0.25]))
     assert float(loss) == pytest.approx(sum(w * e for w, e in zip([1.0, 0.5, 2.0, 0.25], expected, strict=True)))
-    assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert found[: len(PARTS)].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
     assert min(expected) > 0
     assert float(relation_loss_sum(pairs_PD, labels, pairs_PD, labels, 0.3)) == pytest.approx(sum(expected))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_measures_are_those_of_the_definition(seed: int) -> None:
+    documents = random_documents(seed, documents=8)
+    pairs_PD, labels = fixture_pairs(documents, with_none=True)
+    pairs = slow_pairs(documents)
+    positives, alignment, uniformity = 0, 0.0, 0.0
+    for anchor in pairs:
+        groups = {True: [], False: []}
+        for other in pairs:
+            near = anchor.document == other.document and (anchor.head == other.head or anchor.tail == other.tail)
+            if not near:
+                groups[bool(anchor.relations & other.relations)].append(2 - 2 * cosine(anchor.state, other.state))
+        if anchor.relations and groups[True] and groups[False]:
+            positives += len(groups[True])
+            alignment += sum(groups[True]) / len(groups[True])
+            both = [math.exp(-2 * distance) for distance in groups[True] + groups[False]]
+            uniformity += sum(both) / len(both)
+    _, found = relation_loss(pairs_PD, labels, pairs_PD, labels, 0.3, torch.ones(4))
+    assert MEASURES == ("positives", "alignment", "uniformity")
+    assert found[len(PARTS) :].tolist() == pytest.approx([positives, alignment, uniformity], rel=1e-10)
+
+
+def test_own_pairs_apart_from_the_pool_get_their_share_of_the_gradient() -> None:
+    pairs_PD, labels = fixture_pairs(random_documents(6, documents=6), with_none=True)
+    whole = pairs_PD.clone().requires_grad_()
+    relation_loss_sum(whole, labels, whole, labels, 0.2).backward()
+    own, pool = pairs_PD.clone().requires_grad_(), pairs_PD.clone().requires_grad_()
+    relation_loss_sum(own, labels, pool, labels, 0.2).backward()
+    torch.testing.assert_close(own.grad + pool.grad, whole.grad)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))[: len(labels) // 2]
+    some = pairs_PD[order].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: relation_loss_sum(x, labels[order], pairs_PD, labels, 0.5), (some,))
+
+
+@pytest.mark.parametrize("relations", [1, 63, 64, 200])
+def test_any_number_of_relations_is_told_apart(relations: int) -> None:
+    draw = random.Random(relations)
+    rows = [(i, 0, 1, draw.sample(range(0, 3 * relations, 3), min(relations, draw.randint(0, 3)))) for i in range(60)]
+    positive, negative = positives_and_negatives(labels_of(rows), labels_of(rows))
+    for i, (_, _, _, own) in enumerate(rows):
+        shares = [bool(set(own) & set(other)) and i != j for j, (_, _, _, other) in enumerate(rows)]
+        assert positive[i].tolist() == shares
+        assert negative[i].tolist() == [bool(own) and i != j and not shared for j, shared in enumerate(shares)]
 
 
 def test_pairs_of_the_own_document_with_the_same_end_are_neither_positive_nor_negative() -> None:
@@ -191,7 +239,7 @@ def test_tiles_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) 
         return loss, torch.autograd.grad(loss, leaf)[0]
 
     whole = loss_and_gradient()
-    monkeypatch.setattr("erica_dist.objectives.relation_discrimination.TILE", 3)
+    monkeypatch.setattr("erica_dist.objectives.pair_labels.TILE", 3)
     torch.testing.assert_close(loss_and_gradient(), whole)
 
 
@@ -219,6 +267,7 @@ def test_degenerate_states_give_finite_loss_and_gradient(state: torch.Tensor) ->
     leaf = state.half().float().requires_grad_()
     relation_loss_sum(leaf, labels, leaf, labels, 0.05).backward()
     assert torch.isfinite(leaf.grad).all()
+    assert leaf.grad.abs().max() < 100, "not even a row of zeros is thrown far away"
 
 
 def test_half_precision_states_are_widened_before_the_loss() -> None:

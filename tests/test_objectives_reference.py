@@ -10,15 +10,11 @@ from erica_dist.config import ModelConfig
 from erica_dist.models.encoder import build_encoder, hidden_states, mlm_logits
 from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
+from erica_dist.objectives.pair_labels import PairLabels, anchor_rows
 from erica_dist.objectives.pair_sampling import PairSampling, mixed, partner_rows, partners_of, sampled
-from erica_dist.objectives.relation_discrimination import (
-    PairLabels,
-    anchor_rows,
-    relation_loss,
-    relation_loss_sum,
-)
+from erica_dist.objectives.relation_discrimination import relation_loss, relation_loss_sum
 from erica_dist.stream import randomness
-from erica_dist.training.erica import _sum_of_means
+from erica_dist.training.erica import Counts, _sum_of_means
 from erica_dist.training.modules import EricaModule
 from tests.slow_reference import PairKey, chosen_pairs, couples, sampled_losses, twice_counted_loss
 from tests.test_objectives_erica import fixture_pairs, random_documents, slow_pairs
@@ -135,7 +131,7 @@ def test_the_draw_does_not_depend_on_the_order_of_the_pool_or_on_tiles(
     torch.testing.assert_close(turned, whole, rtol=1e-12, atol=0)
     moved = PairLabels.from_table(PairLabels.union([labels.table()[:9], labels.table()[9:]]).table())
     torch.testing.assert_close(relation_loss(pairs_PD, moved, pairs_PD, moved, 0.2, torch.ones(4), sampling)[1], whole)
-    monkeypatch.setattr("erica_dist.objectives.relation_discrimination.TILE", 3)
+    monkeypatch.setattr("erica_dist.objectives.pair_labels.TILE", 3)
     monkeypatch.setattr("erica_dist.objectives.pair_sampling.SCORES", 2 * len(labels))
     tiled = relation_loss(pairs_PD, labels, pairs_PD, labels, 0.2, torch.ones(4), sampling)[1]
     torch.testing.assert_close(tiled, whole, rtol=1e-12, atol=0)
@@ -218,7 +214,7 @@ def test_mlm_by_half_is_the_mean_of_each_half(rd: int) -> None:
 
     def loss() -> torch.Tensor:
         _, sums, _ = module(batch, by_half=True)
-        return _sum_of_means(sums, batch, [2.0, 5.0])
+        return _sum_of_means(sums, batch, Counts(0, 0, 0, 0, 0, 0, rd_halves=2, ed_halves=5))
 
     logits = mlm_logits(model, hidden_states(model, batch.packed)).detach()
     expected = 0.0

@@ -57,7 +57,10 @@ def test_generator_and_discriminator_resume_as_one(tmp_path: Path) -> None:
             assert row["apart"] == 0.0, combination
             shared = "discriminator.electra.embeddings.word_embeddings.weight"
             names = [name for name, owner in row["tied"].items() if owner == shared]
-            assert names == ["generator.electra.embeddings.word_embeddings.weight", "generator.generator_lm_head.weight"]
+            assert names == [
+                "generator.electra.embeddings.word_embeddings.weight",
+                "generator.generator_lm_head.weight",
+            ]
 
 
 def complete(root: Path, step: int, **state: object) -> Path:

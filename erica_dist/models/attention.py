@@ -35,16 +35,16 @@ def attend_by_sequence(
     lengths = torch.tensor(bounds).diff().tolist()
     sequences = zip(*(x.split(lengths, dim=2) for x in (query_1HTD, key_1HTD, value_1HTD)), strict=True)
     if dropout:  # the fused kernel of the CPU has none and falls back to a slow path
-        parts = [_DropoutAttention.apply(*sequence, scale, dropout) for sequence in sequences]
+        parts = [_DropoutAttention.apply(q, k, v, scale, dropout) for q, k, v in sequences]
     else:
-        parts = [functional.scaled_dot_product_attention(*sequence, scale=scale) for sequence in sequences]
+        parts = [functional.scaled_dot_product_attention(q, k, v, scale=scale) for q, k, v in sequences]
     return torch.cat(parts, dim=2) if parts else query_1HTD
 
 
 class _DropoutAttention(torch.autograd.Function):
     """Attention of one sequence to itself with dropout on its weights, for the CPU.
 
-    Its backward pass works in place on what the forward pass left: the weights and one byte a weight for the dropout.
+    The backward pass needs the weights and one byte a weight for what was dropped.
     """
 
     @staticmethod

@@ -58,10 +58,9 @@ class Dropout(nn.Dropout):
         return dropout(x, self.p) if self.training else x
 
 
-def with_cheap_dropout(module: nn.Module) -> nn.Module:
-    """The same module, each `nn.Dropout` below it replaced."""
+def make_dropout_cheap(module: nn.Module) -> None:
+    """Replace each `nn.Dropout` below the module."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
-    return module

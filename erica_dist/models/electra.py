@@ -24,7 +24,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 from erica_dist.config import ElectraConfig, ModelConfig
 from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
-from erica_dist.models.dropout import with_cheap_dropout
+from erica_dist.models.dropout import make_dropout_cheap
 from erica_dist.models.encoder import hidden_states, mlm_logits, model_size
 from erica_dist.stream.micro_batches import Packed
 
@@ -84,7 +84,9 @@ def build_electra(model: ModelConfig, settings: ElectraConfig, tokenizer: dict[s
     if generator is not None:
         # The output layer of the generator is its token embedding, whichever module owns that now.
         generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
-    return with_cheap_dropout(ElectraPair(generator, discriminator)).train()
+    pair = ElectraPair(generator, discriminator)
+    make_dropout_cheap(pair)
+    return pair.train()
 
 
 def _discriminator_config(model: ModelConfig, tokenizer: dict[str, Any]) -> ElectraModelConfig:

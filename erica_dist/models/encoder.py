@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, PreTraine
 from erica_dist.config import ModelConfig
 from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
-from erica_dist.models.dropout import with_cheap_dropout
+from erica_dist.models.dropout import make_dropout_cheap
 from erica_dist.stream.micro_batches import Packed
 
 # layers, hidden, heads, feed-forward
@@ -56,7 +56,20 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
         else:
             model = AutoModelForMaskedLM.from_config(config)
     model.tie_weights()
-    return with_cheap_dropout(model).train()
+    make_dropout_cheap(model)
+    return model.train()
+
+
+def grow_vocabulary(model: PreTrainedModel, size: int, seed: int) -> None:
+    """Room for `size` word pieces in the token embeddings and the head tied to them, where there is less.
+
+    The rows that are there stay as they are; the new ones follow from `seed`, so that all ranks start alike.
+    """
+    if model.config.vocab_size < size:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model.resize_token_embeddings(size, mean_resizing=False)
+        model.tie_weights()
 
 
 def _refuse_missing_encoder(folder: str, missing: set[str]) -> None:

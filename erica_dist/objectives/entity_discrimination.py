@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from erica_dist.objectives.pooling import unit_rows
+from erica_dist.objectives.pooling import inverse_norms
 
 
 def entity_loss_sum(
@@ -28,7 +28,8 @@ def entity_loss_sum(
 
     0 with a gradient path where there is no query.
     """
-    entity_ED = unit_rows(entity_ED if entity_ED.dtype == torch.float64 else entity_ED.float())
+    entity_ED = entity_ED if entity_ED.dtype == torch.float64 else entity_ED.float()
+    entity_ED = entity_ED * inverse_norms(entity_ED)[:, None]
     cosine_C = (entity_ED[head_Q[candidate_query_C]] * entity_ED[candidate_entity_C]).sum(1)
     logit_C = cosine_C / temperature
     # log-sum-exp over ragged groups: the largest logit of each query is taken out first

@@ -68,7 +68,11 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total_ND = gradients[0].contiguous().clone()
-        dist.all_reduce(total_ND)
-        first = sum(ctx.counts[: dist.get_rank()])
-        return total_ND[first : first + ctx.counts[dist.get_rank()]], None
+        return sum_own_rows(gradients[0].contiguous().clone(), ctx.counts), None
+
+
+def sum_own_rows(gradient_ND: Tensor, counts: list[int]) -> Tensor:
+    """What all ranks have for this rank's rows of a gathered tensor, added up [n, D]; `gradient_ND` is overwritten."""
+    dist.all_reduce(gradient_ND)
+    first = sum(counts[: dist.get_rank()])
+    return gradient_ND[first : first + counts[dist.get_rank()]]

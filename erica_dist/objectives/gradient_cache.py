@@ -16,9 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from erica_dist.objectives.gather import gather_rows, row_counts
+from erica_dist.objectives.gather import gather_rows, ranks, row_counts, sum_own_rows
+from erica_dist.objectives.pair_labels import Contrasts, PairLabels
 from erica_dist.objectives.pair_sampling import EVERY_PAIR, PairSampling
-from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, relation_loss
+from erica_dist.objectives.relation_discrimination import PARTS, loss_and_gradients
 
 
 def cached_gradients(
@@ -37,16 +38,24 @@ def cached_gradients(
         scale: what the sum over all ranks' anchors is multiplied with, one number or one for each of the four parts.
 
     Returns:
-        (this rank's share of the four parts of the loss sum [4], unscaled; the gradient [P, D] of the scaled loss for
-        each micro-batch)
+        (this rank's share of the parts and measures of the loss [7], unscaled; the gradient [P, D] of the scaled loss
+        for each micro-batch)
     """
-    own = torch.cat(pairs).detach().requires_grad_()
-    own_labels = PairLabels.union([label.table() for label in labels])
-    gathered_ND = gather_rows(own, row_counts(len(own), own.device))
-    weights_4 = torch.ones(len(PARTS), device=own.device) * scale
-    loss, parts_4 = relation_loss(own, own_labels, gathered_ND, pool, temperature, weights_4, sampling)
-    (gradient,) = torch.autograd.grad(loss, own)
-    return parts_4, list(gradient.split([len(part) for part in pairs]))
+    own_ND = torch.cat(pairs).detach()
+    own = PairLabels.union([label.table() for label in labels])
+    weights_4 = torch.ones(len(PARTS), device=own_ND.device) * scale
+    contrasts = Contrasts(own, pool, sampling)
+    if ranks() == 1:
+        _, sums_7, _, gradient = loss_and_gradients(None, own_ND, contrasts, temperature, weights_4)
+    else:
+        counts = row_counts(len(own_ND), own_ND.device)
+        pool_ND = gather_rows(own_ND, counts)
+        _, sums_7, gradient, of_pool = loss_and_gradients(own_ND, pool_ND, contrasts, temperature, weights_4)
+        assert gradient is not None
+        assert of_pool is not None
+        gradient += sum_own_rows(of_pool, counts)
+    assert gradient is not None
+    return sums_7, list(gradient.split([len(part) for part in pairs]))
 
 
 def backward_term(pairs_PD: Tensor, gradient_PD: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from erica_dist.stream.micro_batches import EricaMicroBatch
 
-SHORTEST = 1e-6
+TINY = 1e-12  # lengths up to this are taken for 0
 
 
 def segment_mean(values_ND: Tensor, segment_N: Tensor, segments: int) -> Tensor:
@@ -23,14 +23,10 @@ def segment_mean(values_ND: Tensor, segment_N: Tensor, segments: int) -> Tensor:
     return total / count.clamp(min=1)[:, None]
 
 
-def unit_rows(rows_ND: Tensor) -> Tensor:
-    """Rows at length 1, for cosines.
-
-    A row shorter than SHORTEST has no direction and stays as it is: divided by next to nothing it would get a gradient
-    that half precision cannot hold.
-    """
-    length_N1 = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
-    return rows_ND / length_N1.masked_fill(length_N1 < SHORTEST, 1)
+def inverse_norms(states_ND: Tensor) -> Tensor:
+    """1 / length of each row [N]; 0 for a row of zeros, whose cosine with all is 0 and which gets no gradient."""
+    norm_N = torch.linalg.vector_norm(states_ND, dim=1)
+    return torch.where(norm_N > TINY, 1 / norm_N.clamp(min=TINY), 0)
 
 
 def pool_entities(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from erica_dist.objectives.relation_discrimination import TILE, PairLabels, positives_and_negatives
+from erica_dist.objectives.pair_labels import Contrasts, PairLabels
 
 
 def mean_average_precision(pairs_ND: Tensor, labels: PairLabels) -> tuple[float, int]:
@@ -19,9 +19,7 @@ def mean_average_precision(pairs_ND: Tensor, labels: PairLabels) -> tuple[float,
     """
     normal_ND = functional.normalize(pairs_ND.float(), dim=1)
     total, anchors = 0.0, 0
-    for start in range(0, len(labels), TILE):
-        rows = slice(start, start + TILE)
-        positive, negative = positives_and_negatives(labels[rows], labels)
+    for rows, positive, negative in Contrasts(labels, labels).tiles():
         similarity = (normal_ND[rows] @ normal_ND.T).masked_fill(~(positive | negative), float("-inf"))
         order = similarity.argsort(dim=1, descending=True, stable=True)
         hit = positive.gather(1, order).double()

@@ -25,10 +25,13 @@ from erica_dist.stream import masking
 from erica_dist.stream.discrimination import PairTest, query_candidates, relation_pairs, share_sentence
 from erica_dist.stream.documents import (
     Documents,
+    cut_before_mentions,
     draw_triples,
+    first_words,
     lay_out,
     pair_places,
     surviving_entities,
+    with_markers,
     with_one_relation_each,
 )
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, Packed
@@ -46,14 +49,20 @@ class Vocabulary:
     mask_id: int
     ordinary_ids: np.ndarray  # all but the special ones
     special_V: np.ndarray  # bool, by id
+    marker_ids: tuple[int, int] | None = None  # start and end of a mention
 
     @classmethod
     def of(cls, tokenizer: dict[str, Any]) -> Vocabulary:
-        """From the manifest's `tokenizer` object."""
+        """From the manifest's `tokenizer` object, or from that with markers (`stream.markers`)."""
         special_V = np.zeros(tokenizer["vocab_size"], bool)
         special_V[tokenizer["special_ids"]] = True
         return cls(
-            tokenizer["cls_id"], tokenizer["sep_id"], tokenizer["mask_id"], np.flatnonzero(~special_V), special_V
+            cls_id=tokenizer["cls_id"],
+            sep_id=tokenizer["sep_id"],
+            mask_id=tokenizer["mask_id"],
+            ordinary_ids=np.flatnonzero(~special_V),
+            special_V=special_V,
+            marker_ids=tuple(tokenizer["marker_ids"]) if "marker_ids" in tokenizer else None,
         )
 
 
@@ -92,16 +101,26 @@ class EricaCollation:
 
 
 def collate_erica(
-    columns: Columns, epochs_D: np.ndarray, rd: int, collation: EricaCollation, random: KeyedRandom
+    columns: Columns,
+    epochs_D: np.ndarray,
+    rd: int,
+    collation: EricaCollation,
+    random: KeyedRandom,
+    ahead: float = 0.0,
 ) -> EricaMicroBatch:
     """One micro-batch of documents, of which the first `rd` serve relation discrimination and the others ED.
 
-    An ED document without a drawable triple becomes `[CLS] document [SEP]`, has no query and serves MLM only.
+    An ED document without a drawable triple becomes `[CLS] document [SEP]`, has no query and serves MLM only. `ahead`
+    is the share of the training that is still to come: whole mentions are masked with that much of
+    `erica.entity_mask_probability`; 0 for held-out documents.
     """
+    settings, name_start = collation.erica, collation.name_start
     documents = lay_out(columns)
+    if settings.entity_markers:
+        assert collation.vocabulary.marker_ids is not None, "the tokenizer record of `stream.markers` is needed"
+        documents = with_markers(documents, *collation.vocabulary.marker_ids)
     size = len(documents)
     is_rd_D = np.arange(size) < rd
-    settings, name_start = collation.erica, collation.name_start
     labelled = documents
     if settings.relations_per_pair == "one":
         labelled = with_one_relation_each(documents, random.streams("relation", epochs_D, documents.keys))
@@ -110,13 +129,15 @@ def collate_erica(
     room = collation.max_length - 3
     name_lengths = np.diff(name_start)
     draw = draw_triples(labelled, name_lengths, room, ask_D, ~is_rd_D)
-    head_start_Q = documents.token_start[draw.document_Q] + documents.first_start[draw.head_Q]
-    head_count_Q = documents.first_end[draw.head_Q] - documents.first_start[draw.head_Q]
+    head_at_Q, head_count_Q = first_words(documents, draw.head_Q)
+    head_start_Q = documents.token_start[draw.document_Q] + head_at_Q
     prompt_D = np.zeros(size, np.int64)  # pieces between [CLS] and the first [SEP] of an asked document
     prompt_D[draw.document_Q] = name_lengths[draw.relation_Q] + head_count_Q
     asked_D = np.zeros(size, bool)
     asked_D[draw.document_Q] = True
     kept_D = np.minimum(np.diff(documents.token_start), room + ~asked_D - prompt_D)
+    if settings.entity_markers:
+        kept_D = cut_before_mentions(documents, kept_D)  # no start marker without its end
     alive_E = surviving_entities(documents, kept_D)
     alive_M = documents.mention_end <= kept_D[documents.mention_document]
 
@@ -148,27 +169,41 @@ def collate_erica(
     # the dropped relations of a pair stay true: its tail is no candidate either way
     candidates = query_candidates(documents, alive_E, draw, settings.other_tails_as_negatives)
 
-    mention_count_M = (documents.mention_end - documents.mention_start)[alive_M]
+    margin = documents.margin
     mention_at_M = (text_start_D[documents.mention_document] + documents.mention_start)[alive_M]
-    pieces_N = ragged.spans(mention_at_M, mention_count_M)
-    may_mask_T = np.zeros(len(ids_T), bool)
-    may_mask_T[text] = ~collation.vocabulary.special_V[ids_T[text]]
+    mention_count_M = (documents.mention_end - documents.mention_start)[alive_M] - 2 * margin
+    words_N = ragged.spans(mention_at_M + margin, mention_count_M)
+    taking_part_E = np.zeros(len(alive_E), bool)
+    for entities in (pairs.head_P, pairs.tail_P, candidates.entity_C, draw.head_Q, draw.tail_Q):
+        taking_part_E[entities] = True
+    taking_part_M = taking_part_E[documents.mention_entity[alive_M]]
+    ordinary_T = np.zeros(len(ids_T), bool)
+    ordinary_T[text] = ~collation.vocabulary.special_V[ids_T[text]]
+    may_mask_T = ordinary_T.copy()
     if not settings.mask_mentions:
-        taking_part_E = np.zeros(len(alive_E), bool)
-        for entities in (pairs.head_P, pairs.tail_P, candidates.entity_C, draw.head_Q, draw.tail_Q):
-            taking_part_E[entities] = True
-        taking_part_M = taking_part_E[documents.mention_entity[alive_M]]
-        may_mask_T[pieces_N[np.repeat(taking_part_M, mention_count_M)]] = False
-    may_mask = text[may_mask_T[text]]
+        may_mask_T[words_N[np.repeat(taking_part_M, mention_count_M)]] = False
+    hidden_N = np.zeros(0, np.int64)  # words of whole masked mentions
+    if settings.entity_mask_probability * ahead > 0:
+        stream_M = random.streams("entity mask", epochs_D, documents.keys)[documents.mention_document[alive_M]]
+        uniform_M = random.uniform(stream_M, ragged.within(columns.counts["mention_offsets"])[alive_M])
+        hidden_M = taking_part_M & (uniform_M < settings.entity_mask_probability * ahead)
+        hidden_N = words_N[np.repeat(hidden_M, mention_count_M)]
+        may_mask_T[hidden_N] = False
     masked_T, positions_K, labels_K = masking.mlm_mask(
         ids_T,
-        may_mask,
+        text[may_mask_T[text]],
         np.repeat(np.arange(size), kept_D)[may_mask_T[text]],
         masking.Chance(random, epochs_D, documents.keys, text_start_D),
         settings.mask_probability,
         collation.vocabulary.mask_id,
         collation.vocabulary.ordinary_ids,
     )
+    if len(hidden_N):
+        masked_T[hidden_N] = collation.vocabulary.mask_id
+        positions_K = np.union1d(positions_K, hidden_N[ordinary_T[hidden_N]])
+        labels_K = ids_T[positions_K]
+    # what stands for a mention: its words, or its start marker
+    pooled_N, pooled_count_M = (mention_at_M, np.ones_like(mention_at_M)) if margin else (words_N, mention_count_M)
 
     number_E = np.cumsum(alive_E) - 1
     local_P = documents.entity_start[pairs.document_P]
@@ -176,8 +211,8 @@ def collate_erica(
         packed=_packed(masked_T, second_T, cu, collation.vocabulary),
         masked_positions_K=_tensor(positions_K),
         masked_labels_K=_tensor(labels_K),
-        piece_positions_N=_tensor(pieces_N),
-        piece_mention_N=_tensor(ragged.row_of(mention_count_M)),
+        piece_positions_N=_tensor(pooled_N),
+        piece_mention_N=_tensor(ragged.row_of(pooled_count_M)),
         mention_entity_M=_tensor(number_E[documents.mention_entity[alive_M]]),
         entity_count=int(alive_E.sum()),
         mention_count=len(mention_count_M),

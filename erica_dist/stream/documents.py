@@ -21,7 +21,10 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Documents:
-    """Flat arrays over all documents; entities are numbered over the micro-batch, mentions keep the stored order."""
+    """Flat arrays over all documents; entities are numbered over the micro-batch, mentions keep the stored order.
+
+    With entity markers the pieces hold them, and all spans of mentions include them: `margin` pieces at either end.
+    """
 
     keys: np.ndarray  # [D]
     tokens: np.ndarray  # int64 [T0]
@@ -39,6 +42,7 @@ class Documents:
     triples: np.ndarray  # [R, 3] head entity, tail entity, relation; sorted by head, tail, relation
     barred_document: np.ndarray  # [X]
     barred: np.ndarray  # [X, 2]
+    margin: int = 0  # pieces of a mention's span, at its start and at its end, that are no words: 1 with markers
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -56,11 +60,7 @@ def lay_out(columns: Columns) -> Documents:
     entity = arrays["mention_entity"] + entity_start[mention_document]
     triples = arrays["relations"].astype(np.int64)
     triples[:, :2] += entity_start[triple_document][:, None]
-    # mentions do not overlap, so the mention that starts first also ends first
-    first_start = np.full(entity_start[-1], NEVER)
-    first_end = np.full(entity_start[-1], NEVER)
-    np.minimum.at(first_start, entity, start)
-    np.minimum.at(first_end, entity, end)
+    first_start, first_end = _first_spans(start, end, entity, int(entity_start[-1]))
     return Documents(
         keys=arrays["document_key"].astype(np.int64),
         tokens=arrays["tokens"].astype(np.int64),
@@ -79,6 +79,60 @@ def lay_out(columns: Columns) -> Documents:
         barred_document=barred_document,
         barred=arrays["barred"] + entity_start[barred_document][:, None],
     )
+
+
+def _first_spans(
+    start: np.ndarray, end: np.ndarray, entity: np.ndarray, entities: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of each entity's first mention."""
+    # mentions do not overlap, so the mention that starts first also ends first
+    first_start, first_end = np.full(entities, NEVER), np.full(entities, NEVER)
+    np.minimum.at(first_start, entity, start)
+    np.minimum.at(first_end, entity, end)
+    return first_start, first_end
+
+
+def with_markers(documents: Documents, start_id: int, end_id: int) -> Documents:
+    """The same documents with a marker before and one behind each mention, as pieces of the document.
+
+    Where one mention ends and the next begins, the end marker of the first comes first.
+    """
+    count = len(documents.mention_start)
+    base_M = documents.token_start[documents.mention_document]
+    # in front of which piece each marker stands, the start markers behind the end markers
+    gap = np.concatenate([base_M + documents.mention_start, base_M + documents.mention_end])
+    order = np.argsort(2 * gap + (np.arange(2 * count) < count), kind="stable")
+    place = np.empty(2 * count, np.int64)
+    place[order] = gap[order] + np.arange(2 * count)
+    tokens = np.empty(len(documents.tokens) + 2 * count, np.int64)
+    is_word = np.ones(len(tokens), bool)
+    is_word[place] = False
+    tokens[is_word] = documents.tokens
+    tokens[place[:count]], tokens[place[count:]] = start_id, end_id
+    mentions_D = np.bincount(documents.mention_document, minlength=len(documents))
+    token_start = documents.token_start + 2 * ragged.offsets(mentions_D)
+    base_M = token_start[documents.mention_document]
+    start, end = place[:count] - base_M, place[count:] + 1 - base_M
+    first_start, first_end = _first_spans(start, end, documents.mention_entity, int(documents.entity_start[-1]))
+    return replace(
+        documents,
+        tokens=tokens,
+        token_start=token_start,
+        mention_start=start,
+        mention_end=end,
+        first_start=first_start,
+        first_end=first_end,
+        margin=1,
+    )
+
+
+def cut_before_mentions(documents: Documents, kept_D: np.ndarray) -> np.ndarray:
+    """int64 [D]: `kept_D`, or fewer pieces where a mention would be cut through: the document then ends before it."""
+    kept_M = kept_D[documents.mention_document]
+    cut_M = (documents.mention_start < kept_M) & (kept_M < documents.mention_end)
+    shorter_D = kept_D.copy()
+    np.minimum.at(shorter_D, documents.mention_document[cut_M], documents.mention_start[cut_M])
+    return shorter_D
 
 
 def surviving_entities(documents: Documents, kept_D: np.ndarray) -> np.ndarray:
@@ -112,6 +166,12 @@ def with_one_relation_each(documents: Documents, stream_D: np.ndarray) -> Docume
 # ------------------------------------------------------------------------------------------------ entity discrimination
 
 
+def first_words(documents: Documents, entity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the words of each entity's first mention, without markers: first piece in its document, and how many."""
+    start = documents.first_start[entity] + documents.margin
+    return start, documents.first_end[entity] - documents.margin - start
+
+
 @dataclass(frozen=True)
 class Draw:
     """The query of each document that has one. Q queries."""
@@ -133,7 +193,7 @@ def draw_triples(
     """
     head, tail, relation = documents.triples.T
     named_R = (name_lengths[relation] > 0) & wanted_D[documents.triple_document]
-    prompt_R = name_lengths[relation] + documents.first_end[head] - documents.first_start[head]
+    prompt_R = name_lengths[relation] + first_words(documents, head)[1]
     longest_D = np.zeros(len(documents), np.int64)
     np.maximum.at(longest_D, documents.triple_document[named_R], prompt_R[named_R])
     survives_E = surviving_entities(documents, room - longest_D)

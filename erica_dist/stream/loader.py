@@ -22,6 +22,7 @@ from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.batches import Deal, deal, deal_by_budget
 from erica_dist.stream.collate import EricaCollation, Vocabulary, collate_electra, collate_erica
 from erica_dist.stream.corpora import Corpora
+from erica_dist.stream.markers import find_markers
 from erica_dist.stream.micro_batches import ElectraMicroBatch, EricaMicroBatch, mapped
 from erica_dist.stream.prefetch import Prefetch
 from erica_dist.stream.randomness import KeyedRandom
@@ -30,8 +31,9 @@ VALIDATION_SEED = 0  # held-out scores of two runs compare only on the same docu
 HEAD_PIECES = 8  # that an ED document's prompt is taken to have for its head, when tokens are counted before reading
 
 MicroBatch = TypeVar("MicroBatch", EricaMicroBatch, ElectraMicroBatch)
-# (columns, the epoch of each document, how many of them are of the batch's first half) -> micro-batch
-Collate = Callable[[Columns, np.ndarray, int], MicroBatch]
+# (columns, the epoch of each document, how many of them are of the batch's first half, the share of the training that
+# is still to come, 0 for held-out documents) -> micro-batch
+Collate = Callable[[Columns, np.ndarray, int, float], MicroBatch]
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class _Stream(Generic[MicroBatch]):
             if getattr(job.data, key) < 0:
                 raise UserError(f"data.{key} must not be negative, got {getattr(job.data, key)}")
         self.steps = range(start_step, job.train.steps)
+        self._all_steps = job.train.steps
         self.accumulation = accumulation(job.train, ranks, even_micro_batch=parts == 2)  # 0: by the token budget
         self._budget = job.train.micro_tokens
         self._longest = job.model.max_length
@@ -111,7 +114,9 @@ class _Stream(Generic[MicroBatch]):
         micro_batches = []
         for at, part in zip(mine, columns.split([len(at) for at in mine]), strict=True):
             at = at[part.taken]  # without damaged documents
-            micro_batches.append(self._collate(part, plan.epochs[at], int((at < half).sum())))
+            micro_batches.append(
+                self._collate(part, plan.epochs[at], int((at < half).sum()), 1 - step / self._all_steps)
+            )
         return StepBatch(
             step=step,
             micro_batches=micro_batches,
@@ -186,10 +191,17 @@ class EricaStream(_Stream[EricaMicroBatch]):
         """The stream of `rank` out of `ranks`, from `start_step` on. A folder stands for the corpus in it.
 
         Raises:
-            UserError: a folder of sequences, an empty split, or a global batch that does not divide.
+            UserError: a folder of sequences, an empty split, a global batch that does not divide, or entity markers
+                under a token budget.
         """
         corpora = _checked(corpora, "documents", "ERICA")
-        collation = EricaCollation.of(corpora.tokenizer, corpora.relations, job)
+        if job.erica.entity_markers and job.train.micro_tokens:
+            raise UserError(
+                f"train.micro_tokens={job.train.micro_tokens} cannot be combined with erica.entity_markers: how many "
+                "pieces the markers add to a document is not known before it is read. Give train.micro_batch in place "
+                "of it"
+            )
+        collation = _erica_collation(corpora, job)
         prompt = int(np.diff(collation.name_start).max(initial=0)) + HEAD_PIECES + 1
         collate = _erica_collate(collation, job.train.seed)
         super().__init__(corpora, job, rank, ranks, start_step, 2, prompt, collate)
@@ -221,13 +233,14 @@ def erica_validation(
 
     The micro-batches are the same at any number of ranks, in every run. Each holds half a micro-batch of documents,
     once for RD and once for ED; at most `data.validation_documents` documents in all. Whatever is left out of training,
-    all relations, pairs and true tails count here: runs of different options are asked the same. What is left out as
-    damaged is added to `faults`.
+    all relations, pairs and true tails count here: runs of different options are asked the same. Entity markers are
+    part of the model's input and stand here, too; no mention is masked as a whole. What is left out as damaged is added
+    to `faults`.
     """
     corpora = _checked(corpora, "documents", "ERICA")
     asked = ("relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives")
     erica = replace(job.erica, **{name: getattr(EricaConfig(), name) for name in asked})
-    collation = EricaCollation.of(corpora.tokenizer, corpora.relations, replace(job, erica=erica))
+    collation = _erica_collation(corpora, replace(job, erica=erica))
     collate = _erica_collate(collation, VALIDATION_SEED)
     chunks = _held_out(corpora, job, max(1, job.train.micro_batch // 2))
     return _deal_chunks(corpora, [np.tile(chunk, 2) for chunk in chunks], rank, ranks, collate, 2, faults)
@@ -266,7 +279,7 @@ def _deal_chunks(
         if faults is not None:
             faults += sorted({fault.text for fault in columns.faults})
         first_half = int((columns.taken < len(chunk) // parts).sum())
-        mine.append(collate(columns, np.zeros(len(columns), np.int64), first_half))
+        mine.append(collate(columns, np.zeros(len(columns), np.int64), first_half, 0.0))
     return mine + [None] * (-(-len(chunks) // ranks) - len(mine))
 
 
@@ -297,9 +310,16 @@ def _checked(corpora: Corpora | ShardFolder, kind: str, model: str) -> Corpora:
     return Corpora([corpora]) if isinstance(corpora, ShardFolder) else corpora
 
 
+def _erica_collation(corpora: Corpora, job: EricaJob) -> EricaCollation:
+    tokenizer = corpora.tokenizer
+    if job.erica.entity_markers:
+        tokenizer = find_markers(corpora.tokenizer_folder()).added_to(tokenizer)
+    return EricaCollation.of(tokenizer, corpora.relations, job)
+
+
 def _erica_collate(collation: EricaCollation, seed: int) -> Collate[EricaMicroBatch]:
     random = KeyedRandom(seed)
-    return lambda columns, epochs, rd: collate_erica(columns, epochs, rd, collation, random)
+    return lambda columns, epochs, rd, ahead: collate_erica(columns, epochs, rd, collation, random, ahead)
 
 
 def _electra_collate(corpora: Corpora, job: ElectraJob, seed: int) -> Collate[ElectraMicroBatch]:
@@ -307,4 +327,4 @@ def _electra_collate(corpora: Corpora, job: ElectraJob, seed: int) -> Collate[El
     if not 0 < probability < 1:
         raise UserError(f"electra.mask_prob must be between 0 and 1, got {probability}")
     vocabulary, random = Vocabulary.of(corpora.tokenizer), KeyedRandom(seed)
-    return lambda columns, epochs, _: collate_electra(columns, epochs, vocabulary, max_length, probability, random)
+    return lambda columns, epochs, *_: collate_electra(columns, epochs, vocabulary, max_length, probability, random)

@@ -40,7 +40,8 @@ class EricaMicroBatch:
     packed: Packed
     masked_positions_K: Tensor  # int64, positions in T
     masked_labels_K: Tensor  # int64, original ids
-    piece_positions_N: Tensor  # int64, pieces of all mentions: positions in T
+    # int64, positions in T: the pieces of all mentions, or the start marker of each with erica.entity_markers
+    piece_positions_N: Tensor
     piece_mention_N: Tensor  # int64, the mention of each piece, 0..M-1, rising
     mention_entity_M: Tensor  # int64, the entity of each mention, 0..E-1, numbered over the micro-batch
     entity_count: int  # E

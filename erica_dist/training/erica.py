@@ -9,18 +9,21 @@ take means as the published code does: by micro-batch (MLM: and half), so that t
 
 from __future__ import annotations
 
+import math
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from erica_dist.config import EricaConfig, EricaJob
+from erica_dist.config import EricaConfig, EricaJob, EricaWeights
 from erica_dist.objectives.entity_discrimination import entity_loss_sum
 from erica_dist.objectives.gather import gather_rows, gather_tables, rank, ranks, row_counts
 from erica_dist.objectives.gradient_cache import backward_term, cached_gradients
+from erica_dist.objectives.pair_labels import PairLabels, anchor_rows
 from erica_dist.objectives.pair_sampling import PairSampling
 from erica_dist.objectives.pooling import pair_states
-from erica_dist.objectives.relation_discrimination import PARTS, PairLabels, anchor_rows, relation_loss
+from erica_dist.objectives.relation_discrimination import MEASURES, PARTS, relation_loss
 from erica_dist.objectives.retrieval import mean_average_precision
 from erica_dist.stream.micro_batches import EricaMicroBatch
 from erica_dist.training.engine import backward, device, seed_dropout, sum_over_ranks
@@ -34,30 +37,29 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
     pools = _pools(labels, erica)
     sampling = PairSampling.of(erica)
     counts, own_anchors = _counts(batches, labels, pools, sampling)
-    anchors, queries, masked, pool_pairs, *halves = counts.tolist()
     cells = ranks() * len(batches)
     first_cell = rank() * len(batches)
 
     by_half = erica.mlm_mean == "micro_batch"
-    mlm_count = 1 if by_half else max(masked, 1)
+    mlm_count = 1 if by_half else max(counts.masked, 1)
     cached: list[Tensor] = []
-    sums = torch.zeros(4 + len(PARTS), dtype=torch.float64)
+    sums = torch.zeros(4 + len(PARTS) + len(MEASURES), dtype=torch.float64)
     rd_weights = weights.rd * torch.tensor(weights.rd_parts, device=device())
-    divisors = [max(anchors, 1)] * len(batches)
+    divisors = [max(counts.anchors, 1)] * len(batches)
     if erica.rd_mean == "micro_batch":
         divisors = [max(own, 1) * cells for own in own_anchors]
     if erica.negatives == "global":
-        scale = rd_weights / max(anchors, 1)
-        parts, cached = _first_pass(engine, batches, labels, pools[0], erica, scale, job.train.seed, step, first_cell)
-        sums[4:] += parts.double().cpu() / max(anchors, 1)
+        scale = rd_weights / divisors[0]
+        sums_7, cached = _first_pass(engine, batches, labels, pools[0], erica, scale, job.train.seed, step, first_cell)
+        sums[4:] += _divided(sums_7, divisors[0])
     for micro, batch in enumerate(batches):
         seed_dropout(job.train.seed, step, first_cell + micro)
         entity_ED, mlm_sum, mlm_right = engine(batch, by_half=by_half)
         if by_half:
-            mlm_sum = _sum_of_means(mlm_sum, batch, halves)
+            mlm_sum = _sum_of_means(mlm_sum, batch, counts)
         pairs_PD = pair_states(entity_ED, batch.pair_head_P, batch.pair_tail_P)
         if cached:
-            rd_parts, rd_term = torch.zeros(len(PARTS)), backward_term(pairs_PD, cached[micro])
+            rd_term = backward_term(pairs_PD, cached[micro])
         else:
             own, pool = labels[micro], pools[micro]
             if erica.negatives == "gather":
@@ -65,25 +67,44 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
             else:
                 pool_ND = pairs_PD
             scale = rd_weights / divisors[micro]
-            rd_term, rd_parts = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, scale, sampling)
+            rd_term, sums_7 = relation_loss(pairs_PD, own, pool_ND, pool, erica.temperature, scale, sampling)
+            sums[4:] += _divided(sums_7, divisors[micro])
         ed_sum, ed_right = _entity_loss(entity_ED, batch, erica, erica.tail_counted_twice)
-        loss = rd_term + ed_sum * (weights.ed / max(queries, 1)) + mlm_sum * (weights.mlm / mlm_count)
+        loss = rd_term + ed_sum * (weights.ed / max(counts.queries, 1)) + mlm_sum * (weights.mlm / mlm_count)
         backward(engine, loss, last=micro == len(batches) - 1)
         sums[:4] += torch.stack([x.detach().double().cpu() for x in (ed_sum, mlm_sum, ed_right, mlm_right)])
-        sums[4:] += rd_parts.detach().double().cpu() / divisors[micro]
-    ed, mlm, ed_right, mlm_right, *of_parts = sum_over_ranks(sums.to(device())).tolist()
-    rd = sum(weight * part for weight, part in zip(weights.rd_parts, of_parts, strict=True))
-    ed, mlm = ed / max(queries, 1), mlm / mlm_count
+    return _scores(sum_over_ranks(sums.to(device())).tolist(), counts, weights, mlm_count, cells)
+
+
+def _divided(sums_7: Tensor, divisor: float) -> Tensor:
+    """RD's parts as shares of the loss; the measures stay sums over anchors."""
+    sums_7 = sums_7.double().cpu()
+    sums_7[: len(PARTS)] /= divisor
+    return sums_7
+
+
+def _scores(sums: list[float], counts: Counts, weights: EricaWeights, mlm_count: float, cells: int) -> dict[str, float]:
+    """What is journalled of a step. `sums`, over ranks: ED's loss, MLM's, right ones of both, RD's parts, measures."""
+    ed, mlm, ed_right, mlm_right = sums[:4]
+    parts, (positives, alignment, uniformity) = sums[4 : 4 + len(PARTS)], sums[4 + len(PARTS) :]
+    rd = sum(weight * part for weight, part in zip(weights.rd_parts, parts, strict=True))
+    queries, anchors = max(counts.queries, 1), max(counts.anchors, 1)
+    ed, mlm = ed / queries, mlm / mlm_count
     return {
         "loss": weights.rd * rd + weights.ed * ed + weights.mlm * mlm,
         "loss_rd": rd,
         "loss_ed": ed,
         "loss_mlm": mlm,
-        **{f"rd_{name}": part for name, part in zip(PARTS, of_parts, strict=True)},
-        "rd_anchors": anchors,
-        "rd_pool": pool_pairs / max(cells, 1),
-        "ed_accuracy": ed_right / max(queries, 1),
-        "mlm_accuracy": mlm_right / max(masked, 1),
+        **{f"rd_{name}": part for name, part in zip(PARTS, parts, strict=True)},
+        "rd_anchors": counts.anchors,
+        "rd_pool": counts.pool / max(cells, 1),
+        "rd_positives": positives / anchors,
+        "rd_left_out": 1 - counts.anchors / max(counts.labelled, 1),
+        "rd_alignment": alignment / anchors,
+        "rd_uniformity": math.log(uniformity / anchors) if uniformity else 0.0,
+        "ed_accuracy": ed_right / queries,
+        "ed_candidates": counts.candidates / queries,
+        "mlm_accuracy": mlm_right / max(counts.masked, 1),
     }
 
 
@@ -97,17 +118,39 @@ def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:
     return [PairLabels.union(gather_tables(own.table()))] * len(labels)
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What the whole global batch holds."""
+
+    anchors: float  # of RD
+    labelled: float  # RD's pairs that hold a relation
+    pool: float  # RD's pool entries, added up over all micro-batches
+    queries: float  # of ED
+    candidates: float  # of all queries
+    masked: float  # pieces
+    rd_halves: float  # micro-batches whose RD half has a masked piece
+    ed_halves: float
+
+
 def _counts(
     batches: list[EricaMicroBatch], labels: list[PairLabels], pools: list[PairLabels], sampling: PairSampling
-) -> tuple[Tensor, list[int]]:
-    """Over the whole global batch: RD's anchors, ED's queries, masked pieces; pool entries over all micro-steps; and
-    micro-batches whose RD half, and whose ED half, has a masked piece. Then the anchors of each own micro-batch."""
-    counts = torch.zeros(6, dtype=torch.float64)
+) -> tuple[Counts, list[int]]:
+    """(over all ranks; the anchors of each own micro-batch)."""
     anchors = [int(anchor_rows(own, pool, sampling).sum()) for own, pool in zip(labels, pools, strict=True)]
+    total = torch.zeros(len(fields(Counts)), dtype=torch.float64)
     for batch, pool, found in zip(batches, pools, anchors, strict=True):
-        sizes = (found, len(batch.query_head_Q), len(batch.masked_positions_K), len(pool))
-        counts += torch.tensor([*sizes, *map(bool, _halves(batch))], dtype=torch.float64)
-    return sum_over_ranks(counts.to(device())).cpu(), anchors
+        own = Counts(
+            anchors=found,
+            labelled=int((batch.pair_labels_PL >= 0).any(1).sum()),
+            pool=len(pool),
+            queries=len(batch.query_head_Q),
+            candidates=len(batch.candidate_entity_C),
+            masked=len(batch.masked_positions_K),
+            rd_halves=bool(_halves(batch)[0]),
+            ed_halves=bool(_halves(batch)[1]),
+        )
+        total += torch.tensor(astuple(own), dtype=torch.float64)
+    return Counts(*sum_over_ranks(total.to(device())).tolist()), anchors
 
 
 def _halves(batch: EricaMicroBatch) -> tuple[int, int]:
@@ -115,13 +158,14 @@ def _halves(batch: EricaMicroBatch) -> tuple[int, int]:
     return batch.masked_of_rd, len(batch.masked_positions_K) - batch.masked_of_rd
 
 
-def _sum_of_means(sums_2: Tensor, batch: EricaMicroBatch, halves: list[float]) -> Tensor:
+def _sum_of_means(sums_2: Tensor, batch: EricaMicroBatch, counts: Counts) -> Tensor:
     """What this micro-batch adds to MLM under `mlm_mean=micro_batch`: each half's mean, divided by how many there are.
 
     Averaged over micro-batches and ranks, each half makes a term of its own, as the two forward passes of the published
     code do; so MLM is about twice what it is under `global`.
     """
-    divisors = [max(own, 1) * max(count, 1) for own, count in zip(_halves(batch), halves, strict=True)]
+    of_rd, of_ed = _halves(batch)
+    divisors = [max(of_rd, 1) * max(counts.rd_halves, 1), max(of_ed, 1) * max(counts.ed_halves, 1)]
     return (sums_2 / torch.tensor(divisors, device=sums_2.device)).sum()
 
 
@@ -170,8 +214,8 @@ def evaluate(
     gathers weights by collectives that every rank must join.
 
     ed_accuracy: share of queries whose tail is the nearest candidate. rd_map: mean average precision of finding the
-    pairs of the same relation among all held-out pairs. mlm_loss: cross entropy of a masked piece. The options of the
-    published code change none of them, so that runs with and without can be compared.
+    pairs of the same relation among all held-out pairs. mlm_loss: cross entropy of a masked piece, mlm_perplexity its
+    exponential. The options of the published code change none of them, so that runs with and without can be compared.
     """
     engine.eval()
     sums = torch.zeros(5, dtype=torch.float64)
@@ -204,6 +248,7 @@ def evaluate(
         "ed_loss": ed / max(queries, 1),
         "rd_map": score,
         "mlm_loss": mlm / max(masked, 1),
+        "mlm_perplexity": math.exp(min(mlm / max(masked, 1), 700.0)),
         "queries": queries,
         "anchors": anchors,
     }

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
 from erica_dist.offline import stay_offline
 from erica_dist.stream.corpora import Corpora, open_corpora
+from erica_dist.stream.markers import find_markers
 from erica_dist.training import checkpoint
 from erica_dist.training.cluster import ClusterInfo, map_environment
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
+from erica_dist.training.tokenizer import check_tokenizer, write_tokenizer
 
 
 def main(kind: str, argv: list[str]) -> int:
@@ -72,7 +74,7 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
         config.check_erica(job.erica)
     corpora = open_corpora(job.data, "train")
     _check_kind(kind, corpora)
-    _check_tokenizer(job.model.init, corpora)
+    check_tokenizer(job, corpora)
 
     if _finished(kind, job, corpora, cluster):
         return 0
@@ -199,7 +201,7 @@ def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str,
     import transformers
 
     from erica_dist.models.electra import build_electra
-    from erica_dist.models.encoder import build_encoder
+    from erica_dist.models.encoder import build_encoder, grow_vocabulary
     from erica_dist.training.modules import ElectraModule, EricaModule
 
     # Its report on weights that are missing (a new MLM head) or unused (a pooler) reads like a failure; we say it in a
@@ -209,7 +211,12 @@ def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str,
 
     if kind == "erica":
         encoder = build_encoder(job.model, corpora.tokenizer, job.train.seed)
-        return EricaModule(encoder), {"job": kind, "encoder": encoder.config.to_dict()}
+        known: dict[str, Any] = {}
+        if job.erica.entity_markers:
+            markers = find_markers(corpora.tokenizer_folder())
+            grow_vocabulary(encoder, markers.added_to(corpora.tokenizer)["vocab_size"], job.train.seed)
+            known["markers"] = asdict(markers)
+        return EricaModule(encoder), {"job": kind, "encoder": encoder.config.to_dict(), **known}
     pair = build_electra(job.model, job.electra, corpora.tokenizer, job.train.seed)
     models = {
         name: getattr(pair, name).config.to_dict() for name in ("generator", "discriminator") if getattr(pair, name)
@@ -219,10 +226,12 @@ def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str,
 
 
 def _order(kind: str, job: Any, corpora: Corpora) -> dict[str, Any]:
-    """What decides which document is read when."""
+    """What decides which document is read when, and in what form."""
     train = job.train
     shuffle = f"block of {corpora.window_shards}" if corpora.window_shards else "full"
     names = {"train.global_batch": train.global_batch, "train.seed": train.seed, "data.shuffle": shuffle}
+    if kind == "erica":
+        names["erica.entity_markers"] = job.erica.entity_markers or None  # None: as in checkpoints that do not say
     return {"job": kind, "shards": corpora.fingerprint, **names}
 
 
@@ -250,27 +259,6 @@ def _check_kind(kind: str, corpora: Corpora) -> None:
         raise UserError(f"data.shards={corpora.place}: no training samples in it")
 
 
-def _check_tokenizer(init: str, corpora: Corpora) -> None:
-    """Refuse shards that another tokenizer than the model's own cut."""
-    if not init:
-        return
-    source = next(
-        (path for path in (Path(init), Path(init) / "discriminator") if (path / "tokenizer.json").is_file()), None
-    )
-    if source is None:
-        return
-    from transformers import AutoTokenizer
-
-    from erica_dist.shards.tokenizers import tokenizer_fingerprint
-
-    found = tokenizer_fingerprint(AutoTokenizer.from_pretrained(source, local_files_only=True))
-    if found != corpora.tokenizer["fingerprint"]:
-        raise UserError(
-            f"the tokenizer of model.init={init} ({found[:12]}) is not the one that cut data.shards={corpora.place} "
-            f"({corpora.tokenizer['fingerprint'][:12]}): run `erica-dist tokenize --tokenizer {init}` into a new folder"
-        )
-
-
 def _write_run_folder(job: Any, models: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
     """What a run must keep to be understood, resumed and exported. Gives the environment it found."""
     from erica_dist.tracking.environment import write_environment
@@ -280,7 +268,7 @@ def _write_run_folder(job: Any, models: dict[str, Any], corpora: Corpora) -> dic
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(settings.dump(job), encoding="utf-8")
         (run_dir / "model_config.json").write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
-        shutil.copytree(corpora.tokenizer_folder(), run_dir / "tokenizer", dirs_exist_ok=True)
+        write_tokenizer(run_dir / "tokenizer", job, corpora)
     except OSError as error:
         raise UserError(f"cannot write the run folder {run_dir}: {error}") from error
     return write_environment(run_dir)
