@@ -189,7 +189,9 @@ def _tile(
     )
     pull = gap.sigmoid() * share * weights_4[part]
     push_A = torch.zeros_like(below_A).index_add_(0, row, pull)
-    gradient_AN = similarity_AN.sub_(below_A[:, None]).exp_().mul_(negative_AN).mul_(push_A[:, None])
+    # What is no negative leaves before e^s: at a low temperature the anchor's own entry overflows, and inf x 0 is NaN
+    gradient_AN = similarity_AN.masked_fill_(~negative_AN, float("-inf"))
+    gradient_AN.sub_(below_A[:, None]).exp_().mul_(push_A[:, None])
     gradient_AN[row, column] = -pull
     return gradient_AN, torch.cat([parts_4, torch.stack([x.to(parts_4) for x in measures])])
 
