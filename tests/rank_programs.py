@@ -27,9 +27,13 @@ def gather_gradients(rows: list[list[list[float]]]) -> dict[str, Any]:
     }
 
 
-def train(kind: str, folder: str, out: str, combinations: list[list[str]], steps: int) -> list[list[dict[str, float]]]:
-    """Train `steps` steps once for each list of overrides. Rank 0 writes the gradient of the first step and the weights
-    after the last one to OUT/<number>.safetensors. Gives the metrics of each step of each combination."""
+def train(kind: str, out: str, groups: list[dict[str, Any]]) -> list[list[list[dict[str, float]]]]:
+    """Train the `combinations` (lists of overrides) of each group on its `folder` for its `steps`.
+
+    A group has one engine. Where several combinations share it, its learning rate is 0, so that each begins with the
+    same weights. Rank 0 writes the gradients of the first step and the weights after the last one to
+    OUT/<group>-<number>.safetensors. Gives the metrics of each step of each combination of each group.
+    """
     from safetensors.torch import save_file
 
     from erica_dist import config, settings
@@ -42,31 +46,30 @@ def train(kind: str, folder: str, out: str, combinations: list[list[str]], steps
 
     engine.start_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    shards = ShardFolder.open(folder, split="train")
+    rules, Stream, Job = (erica, EricaStream, EricaJob) if kind == "erica" else (electra, ElectraStream, ElectraJob)
     metrics = []
-    for number, overrides in enumerate(combinations):
-        job: Any = settings.load(
-            EricaJob if kind == "erica" else ElectraJob, None, [*overrides, f"train.steps={steps}"]
-        )
-        accumulation = config.accumulation(job.train, ranks)
-        module, _ = _build_module(kind, job, shards)
-        wrapped = engine.build_engine(module, job.train, accumulation)
-        stream = (EricaStream if kind == "erica" else ElectraStream)(shards, job, rank, ranks, 0)
-        rules = erica if kind == "erica" else electra
-        rows = []
-        tensors: dict[str, torch.Tensor] = {}
-        for step, batch in enumerate(stream, start=1):
-            scores = rules.train_step(wrapped, batch.micro_batches, job, step)
-            if step == 1:
-                tensors |= _gradients(wrapped)
-            norm, _ = engine.optimizer_step(wrapped, job.train.lr)
-            rows.append({**scores, "grad_norm": norm})
-        stream.close()
-        weights, _ = whole_weights(wrapped)
-        tensors |= {f"weight.{name}": weight for name, weight in weights.items()}
-        if rank == 0:
-            save_file(tensors, os.path.join(out, f"{number}.safetensors"))
-        metrics.append(rows)
+    for place, group in enumerate(groups):
+        shards = ShardFolder.open(group["folder"], split="train")
+        steps = f"train.steps={group['steps']}"
+        jobs: list[Any] = [settings.load(Job, None, [*overrides, steps]) for overrides in group["combinations"]]
+        module, _ = _build_module(kind, jobs[0], shards)
+        wrapped = engine.build_engine(module, jobs[0].train, config.accumulation(jobs[0].train, ranks))
+        metrics.append([])
+        for number, job in enumerate(jobs):
+            rows = []
+            tensors: dict[str, torch.Tensor] = {}
+            with Stream(shards, job, rank, ranks, 0) as stream:
+                for step, batch in enumerate(stream, start=1):
+                    scores = rules.train_step(wrapped, batch.micro_batches, job, step)
+                    if step == 1:
+                        tensors |= _gradients(wrapped)
+                    norm, _ = engine.optimizer_step(wrapped, job.train.lr if len(jobs) == 1 else 0.0)
+                    rows.append({**scores, "grad_norm": norm})
+            weights, _ = whole_weights(wrapped)
+            tensors |= {f"weight.{name}": weight for name, weight in weights.items()}
+            if rank == 0:
+                save_file(tensors, os.path.join(out, f"{place}-{number}.safetensors"))
+            metrics[-1].append(rows)
         wrapped.destroy()
     dist.destroy_process_group()
     return metrics
@@ -78,40 +81,41 @@ def _gradients(engine: Any) -> dict[str, torch.Tensor]:
 
     found = {}
     for name, parameter in engine.module.named_parameters():
-        full = safe_get_full_grad(parameter) if engine.zero_optimization_stage() else parameter.grad
+        full = parameter.grad if parameter.grad is not None else safe_get_full_grad(parameter)
         found[f"gradient.{name}"] = full.detach().float().cpu().clone().contiguous()
     return found
 
 
-def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[str, Any]]:
+def resume(folder: str, out: str, combinations: list[list[str]], kind: str = "erica") -> list[dict[str, Any]]:
     """For each combination: four steps in one go, then two steps, a checkpoint, a new engine, and two more.
 
     Gives the losses of both ways and how far the weights at the end are apart (0: bit-equal)."""
     from erica_dist import config, settings
-    from erica_dist.config import EricaJob
+    from erica_dist.config import ElectraJob, EricaJob
     from erica_dist.shards.reader import ShardFolder
-    from erica_dist.stream.loader import EricaStream
-    from erica_dist.training import checkpoint, engine, erica
+    from erica_dist.stream.loader import ElectraStream, EricaStream
+    from erica_dist.training import checkpoint, electra, engine, erica
     from erica_dist.training.job import _build_module
 
     engine.start_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     shards = ShardFolder.open(folder, split="train")
+    rules, Stream, Job = (erica, EricaStream, EricaJob) if kind == "erica" else (electra, ElectraStream, ElectraJob)
     results = []
     for number, overrides in enumerate(combinations):
-        job = settings.load(EricaJob, None, [*overrides, "train.steps=4"])
+        job: Any = settings.load(Job, None, [*overrides, "train.steps=4"])
 
-        def start(job: EricaJob = job) -> Any:
+        def start(job: Any = job) -> Any:
             return engine.build_engine(
-                _build_module("erica", job, shards)[0], job.train, config.accumulation(job.train, ranks)
+                _build_module(kind, job, shards)[0], job.train, config.accumulation(job.train, ranks)
             )
 
-        def go_on(wrapped: Any, first: int, last: int, job: EricaJob = job) -> list[float]:
+        def go_on(wrapped: Any, first: int, last: int, job: Any = job) -> list[float]:
             losses = []
-            for batch in EricaStream(shards, job, rank, ranks, first):
+            for batch in Stream(shards, job, rank, ranks, first):
                 if batch.step >= last:
                     break
-                scores = erica.train_step(wrapped, batch.micro_batches, job, batch.step + 1)
+                scores = rules.train_step(wrapped, batch.micro_batches, job, batch.step + 1)
                 engine.optimizer_step(wrapped, job.train.lr)
                 losses.append(scores["loss"])
             return losses
@@ -127,7 +131,7 @@ def resume(folder: str, out: str, combinations: list[list[str]]) -> list[dict[st
         run_dir = os.path.join(out, str(number))
         broken = start()
         resumed = go_on(broken, 0, 2)
-        saved = checkpoint.save(broken, run_dir, 2, {"job": "erica"}, keep=1)
+        saved = checkpoint.save(broken, run_dir, 2, {"job": kind}, keep=1)
         broken.destroy()
         again = start()
         state = checkpoint.restore(again, checkpoint.agree_on_newest(run_dir) or saved)

@@ -61,8 +61,12 @@ def write_documents_folder(
     max_length: int = 64,
     block_documents: int = 16,
     blocks_per_shard: int = 2,
+    bare: float = 0.0,
 ) -> Path:
-    """A folder of kind "documents" with `documents` training and `validation` held-out documents."""
+    """A folder of kind "documents" with `documents` training and `validation` held-out documents.
+
+    `bare` is the share of documents whose pairs all hold some relation that has no label: none takes part in anything.
+    """
     random = np.random.default_rng(seed)
     tokenizer = tiny_tokenizer(max_length)
     names = [f"{STEMS[i % len(STEMS)]}{'abc'[i // len(STEMS) % 3]}" for i in range(ENTITIES)]
@@ -70,6 +74,10 @@ def write_documents_folder(
     fillers = np.array(tokenizer.convert_tokens_to_ids(FILLERS))
     facts = _facts(random)
     views = [_document(random, key, pieces, fillers, facts, max_length - 2) for key in range(documents + validation)]
+    for view in views:
+        if bare and random.random() < bare:
+            entities = range(len(view["entity_hash"]))
+            view |= {"relations": [], "barred": [(h, t) for h in entities for t in entities if h != t]}
     relations = [
         {"id": number, "name": name, "pieces": tokenizer.encode(name, add_special_tokens=False)}
         for number, name in RELATIONS

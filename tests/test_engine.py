@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from erica_dist.config import TrainConfig
+from erica_dist.config import ElectraConfig, ModelConfig, TrainConfig
 from erica_dist.errors import UserError
-from erica_dist.training.engine import CONFIGS, engine_config, seed_dropout, slow_precision
+from erica_dist.models.electra import build_electra
+from erica_dist.training.engine import CONFIGS, _parameter_groups, engine_config, seed_dropout, slow_precision
+from erica_dist.training.modules import ElectraModule
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -66,3 +68,19 @@ def test_dropout_differs_by_seed_step_and_micro_batch_and_by_nothing_else() -> N
         seed_dropout(seed, step, cell)
         assert float(torch.rand(())) == draws[seed, step, cell]
     assert len(set(draws.values())) == len(draws)
+
+
+def test_the_optimizer_has_each_shared_weight_once() -> None:
+    tokenizer = {"vocab_size": 60, "pad_id": 0}
+    settings = ElectraConfig(generator_hidden_size=0.5)
+    pair = build_electra(ModelConfig(size="tiny"), settings, tokenizer, seed=1)
+    groups = _parameter_groups(ElectraModule(pair, settings, mask_id=4, vocab_size=60), weight_decay=0.1)
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    models = [*pair.generator.parameters(), *pair.discriminator.parameters()]
+    assert len(found) == len(set(found))
+    assert set(found) == {id(parameter) for parameter in models}
+    assert len(found) < len(models), "embeddings are shared"
+    assert [(group["weight_decay"], {p.ndim > 1 for p in group["params"]}) for group in groups] == [
+        (0.1, {True}),
+        (0.0, {False}),
+    ]

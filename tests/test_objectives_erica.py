@@ -14,7 +14,15 @@ from erica_dist.objectives.pooling import pair_states, pool_entities
 from erica_dist.objectives.relation_discrimination import MEASURES, PARTS, relation_loss, relation_loss_sum
 from erica_dist.objectives.retrieval import mean_average_precision
 from tests.shared_files import shared
-from tests.slow_erica import SlowPair, cosine, entity_loss, entity_state, relation_losses, relation_terms
+from tests.slow_erica import (
+    SlowPair,
+    cosine,
+    entity_loss,
+    entity_state,
+    made_fixture,
+    relation_losses,
+    relation_terms,
+)
 
 
 def pool(document: dict) -> torch.Tensor:
@@ -55,7 +63,28 @@ def fixture_pairs(documents: list[dict], with_none: bool) -> tuple[torch.Tensor,
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_fixtures_are_matched(number: int) -> None:
-    fixture = json.loads(shared("fixtures", f"erica_loss_{number}.json").read_text())
+    check_fixture(json.loads(shared("fixtures", f"erica_loss_{number}.json").read_text()))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_made_fixtures_are_matched(seed: int) -> None:
+    check_fixture(made_fixture(seed))
+
+
+def test_made_fixtures_hold_what_they_are_made_for() -> None:
+    documents = [document for seed in range(16) for document in made_fixture(seed)["documents"]]
+    labels = [
+        [(h, t) for h, t, _ in document["relations"]].count((h2, t2))
+        for document in documents
+        for h2, t2, _ in document["relations"]
+    ]
+    assert set(labels) == {1, 2, 3, 4}
+    assert {len(mentions) for document in documents for mentions in document["entities"]} == {1, 2, 3}
+    assert {len(document["other_tails"]) for document in documents} == {0, 1, 2}
+    assert all(document["none"] for document in documents)
+
+
+def check_fixture(fixture: dict) -> None:
     documents, tau, expected = fixture["documents"], fixture["tau"], fixture["expected"]
     states = torch.tensor(expected["entity_states_first_document"], dtype=torch.float64)
     torch.testing.assert_close(pool(documents[0]), states, rtol=0, atol=1e-9)

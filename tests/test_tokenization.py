@@ -22,8 +22,10 @@ from erica_dist.config import RayConfig, TokenizeJob
 from erica_dist.errors import UserError
 from erica_dist.shards.documents import read_documents
 from erica_dist.shards.reader import DocumentView, SequenceView, ShardFolder
+from erica_dist.shards.tokenizers import tokenizer_record
 from erica_dist.shards.verify import verify
 from tests.corpora import corpus_job, folder_bytes
+from tests.synthetic import tiny_tokenizer
 
 VOCABULARY = Vocabulary({"P1": 0, "P2": 1}, {"": 0, "GPE": 1}, unknown_piece=1)
 
@@ -291,6 +293,13 @@ def test_refusals(world: Path, tmp_path: Path) -> None:
     refused("no documents came out", max_length=16)
     with pytest.raises(UserError, match="holds other files"):
         tokenize(job(world, "tokenizer"))
+
+
+def test_a_tokenizer_without_a_special_token_is_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.mask_token = None
+    with pytest.raises(UserError, match="has no mask token"):
+        tokenizer_record(tokenizer, 64)
 
 
 def test_a_damaged_corpus_shard_is_named(world: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from erica_dist.errors import UserError
 from erica_dist.training import checkpoint
 from tests.ranks import run_ranks
-from tests.synthetic import write_documents_folder
+from tests.synthetic import write_documents_folder, write_sequences_folder
 
 BASE = [
     "model.size=tiny",
@@ -44,6 +44,23 @@ def test_two_steps_a_checkpoint_and_two_more_equal_four(documents: Path, tmp_pat
                 "model.cls.predictions.decoder.weight": "model.bert.embeddings.word_embeddings.weight",
                 "model.cls.predictions.decoder.bias": "model.cls.predictions.bias",
             }
+
+
+@pytest.mark.distributed
+def test_generator_and_discriminator_resume_as_one(tmp_path: Path) -> None:
+    sequences = write_sequences_folder(tmp_path / "shards", sequences=40, seed=5)
+    combinations = [[*BASE, f"train.zero_stage={stage}", "data.workers=0"] for stage in (0, 2, 3)]
+    arguments = {"kind": "electra", "folder": str(sequences), "out": str(tmp_path), "combinations": combinations}
+    for result in run_ranks("tests.rank_programs:resume", 2, arguments):
+        for combination, row in zip(combinations, result, strict=True):
+            assert row["resumed"] == row["straight"], combination
+            assert row["apart"] == 0.0, combination
+            shared = "discriminator.electra.embeddings.word_embeddings.weight"
+            names = [name for name, owner in row["tied"].items() if owner == shared]
+            assert names == [
+                "generator.electra.embeddings.word_embeddings.weight",
+                "generator.generator_lm_head.weight",
+            ]
 
 
 def complete(root: Path, step: int, **state: object) -> Path:

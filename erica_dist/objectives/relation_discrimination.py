@@ -169,16 +169,10 @@ def _tile(
     With n = log of the sum of e^s over the negatives, the loss of a positive B is softplus(n - s_B). It pulls s_B by
     sigmoid(n - s_B), and pushes all negatives, each by its share e^(s_C - n) of the same.
     """
-    below_A = similarity_AN.masked_fill(~negative_AN, float("-inf")).logsumexp(1)
     row, column = positive_AN.nonzero(as_tuple=True)
     attraction = similarity_AN[row, column]
-    gap = below_A[row] - attraction
-    part = 2 * (~single_A[row]).long() + (~single_N[column]).long()
     positives_A = positive_AN.sum(1)
-    share = 1 / positives_A[row].to(gap)
-    # softplus of torch turns linear at a threshold; this one is exact everywhere
-    loss = torch.logaddexp(gap, torch.zeros_like(gap)) * share
-    parts_4 = torch.zeros_like(weights_4).index_add_(0, part, loss)
+    share = 1 / positives_A[row].to(attraction)
     # of unit vectors the squared distance is 2 - 2 cos
     others_AN = positive_AN | negative_AN
     closeness_AN = similarity_AN.mul(4 * temperature).sub_(4).exp_().mul_(others_AN)
@@ -187,9 +181,17 @@ def _tile(
         ((2 - 2 * temperature * attraction) * share).sum(),
         (closeness_AN.sum(1) / others_AN.sum(1)).sum(),
     )
+    # What is no negative leaves before e^s: at a low temperature the anchor's own entry overflows, and inf x 0 is NaN
+    similarity_AN.masked_fill_(negative_AN.logical_not(), float("-inf"))
+    below_A = similarity_AN.logsumexp(1)
+    gap = below_A[row] - attraction
+    part = 2 * (~single_A[row]).long() + (~single_N[column]).long()
+    # softplus of torch turns linear at a threshold; this one is exact everywhere
+    loss = torch.logaddexp(gap, torch.zeros_like(gap)) * share
+    parts_4 = torch.zeros_like(weights_4).index_add_(0, part, loss)
     pull = gap.sigmoid() * share * weights_4[part]
     push_A = torch.zeros_like(below_A).index_add_(0, row, pull)
-    gradient_AN = similarity_AN.sub_(below_A[:, None]).exp_().mul_(negative_AN).mul_(push_A[:, None])
+    gradient_AN = similarity_AN.sub_(below_A[:, None]).exp_().mul_(push_A[:, None])
     gradient_AN[row, column] = -pull
     return gradient_AN, torch.cat([parts_4, torch.stack([x.to(parts_4) for x in measures])])
 

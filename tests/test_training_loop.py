@@ -1,0 +1,57 @@
+"""What the loop says and writes down, with an engine that does nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from erica_dist import settings
+from erica_dist.config import ElectraJob
+from erica_dist.shards.reader import ShardFolder
+from erica_dist.stream.loader import ElectraStream
+from erica_dist.tracking.journal import Journal, read_metrics
+from erica_dist.training import loop
+from tests.synthetic import write_sequences_folder
+
+
+def run(folder: Path, recalls: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[dict[str, Any]]]:
+    """Train one step for each recall that the discriminator shall have -> (what is said, events)."""
+    shards = write_sequences_folder(folder / "shards", sequences=20)
+    words = ["model.size=tiny", "model.max_length=32", "train.global_batch=8", "train.micro_batch=4", "data.workers=0"]
+    words += [f"train.steps={len(recalls)}", "train.checkpoint_every=0", f"run.dir={folder}"]
+    job = settings.load(ElectraJob, None, words)
+    monkeypatch.setattr(loop, "optimizer_step", lambda engine, rate: (1.0, False))
+    monkeypatch.setattr(loop, "checkpoint", SimpleNamespace(save=lambda *_: None))
+    journal, said = Journal.open(folder / "metrics.jsonl"), []
+    task = loop.Task(
+        job=job,
+        engine=None,
+        stream=ElectraStream(ShardFolder.open(shards), job),
+        train_step=lambda engine, batches, job, step: {"loss": 1.0, "discriminator_recall": recalls[step - 1]},
+        evaluate=None,
+        checkpoint_state={},
+        start_step=0,
+    )
+    assert loop.run(task, journal, False, said.append) == len(recalls)
+    journal.close()
+    return said, [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_discriminator_that_finds_nothing_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SILENT_STEPS", 3)
+    said, events = run(tmp_path, [0.0, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], monkeypatch)
+    assert [(event["event"], event["step"]) for event in events] == [("discriminator_silent", 6)]
+    assert [line for line in said if "warning" in line] == [
+        "warning: the discriminator has found no replaced token for 3 steps"
+    ]
+
+
+def test_samples_and_epochs_are_written_down_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, [0.5] * 5, monkeypatch)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["documents"] for row in rows] == [8] * 5  # of 20: the third step begins the second epoch
+    assert [row["epoch"] for row in rows] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
