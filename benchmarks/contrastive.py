@@ -1,7 +1,7 @@
 """RD over large pools: time and memory of forward and backward, beside the bare matrix products and dense formulations.
 
     .venv/bin/python benchmarks/contrastive.py --work /tmp/contrastive                     1,024, 4,096 and 16,384 pairs
-    .venv/bin/python benchmarks/contrastive.py --work /tmp/contrastive --pairs 100000 --ways bare ours --repeats 1
+    .venv/bin/python benchmarks/contrastive.py --work /tmp/contrastive --pairs 100000 --anchors 4096 --ways ours
 
 Every pair is anchor and pool at once, as in one global batch of one rank: 20 pairs a document, half of them labelled by
 one of 58 relations whose frequencies fall as 1/rank, half without relation. States are random.
@@ -44,12 +44,13 @@ WAYS = ("bare", "ours", "dense", "supcon")
 DENSE_MOST = 20_000  # pairs: dense matrices of more do not fit a common machine
 
 
-def pairs_of(count: int, width: int) -> tuple[Tensor, PairLabels]:
-    """Random states [count, width] and their labels."""
+def pairs_of(count: int, width: int, anchors: int) -> tuple[Tensor, PairLabels]:
+    """Random states [count, width] and their labels; `anchors` 0: half of the pairs are labelled, anywhere."""
     generator = torch.Generator().manual_seed(0)
     frequency = 1 / torch.arange(1, 59, dtype=torch.float64)
     relation = torch.multinomial(frequency, count, replacement=True, generator=generator)
-    relation[torch.rand(count, generator=generator) < 0.5] = -1
+    without = torch.rand(count, generator=generator) < 0.5
+    relation[torch.arange(count) >= anchors if anchors else without] = -1
     document = torch.arange(count) // 20
     ends = torch.randint(0, 8, (2, count), generator=generator)
     single = torch.rand(count, generator=generator) < 0.4
@@ -94,11 +95,11 @@ def supcon(states_ND: Tensor, labels: PairLabels) -> None:
     SupConLoss(temperature=TEMPERATURE)(leaf, relation).backward()
 
 
-def measure(way: str, count: int, width: int) -> dict[str, float]:
+def measure(way: str, count: int, width: int, anchors: int) -> dict[str, float]:
     """One figure, in this process."""
-    states, labels = pairs_of(count, width)
+    states, labels = pairs_of(count, width, anchors)
     function: Callable[[Tensor, PairLabels], None] = {"bare": bare, "ours": ours, "dense": dense, "supcon": supcon}[way]
-    small, small_labels = pairs_of(256, width)
+    small, small_labels = pairs_of(256, width, 0)
     function(small, small_labels)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wall, cpu = time.perf_counter(), time.process_time()
@@ -108,9 +109,10 @@ def measure(way: str, count: int, width: int) -> dict[str, float]:
     return {"wall": wall, "cpu": cpu, "mb": (peak - before) / 1024}
 
 
-def in_fresh_process(way: str, count: int, width: int, work: Path) -> dict[str, float] | None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(work / "peer"), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, __file__, "--measure", way, str(count), str(width)]
+def in_fresh_process(way: str, count: int, args: argparse.Namespace) -> dict[str, float] | None:
+    peer = str(args.work / "peer")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([peer, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, __file__, "--measure", way, *map(str, (count, args.width, args.anchors))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -122,10 +124,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1536, help="of a pair's state; 1,536: BERT base")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--anchors", type=int, default=0)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure[0], int(args.measure[1]), int(args.measure[2]))))
+        print(json.dumps(measure(args.measure[0], *map(int, args.measure[1:]))))
         return
     if "supcon" in args.ways and importlib.util.find_spec("pytorch_metric_learning") is None:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(args.work / "peer"), PEER]
@@ -140,7 +143,7 @@ def main() -> None:
             if way in ("dense", "supcon") and count > DENSE_MOST:
                 table.add_row(f"{count:,}", way, "", "", "", "not tried: matrices of pairs x pairs")
                 continue
-            runs = [run for _ in range(args.repeats) if (run := in_fresh_process(way, count, args.width, args.work))]
+            runs = [run for _ in range(args.repeats) if (run := in_fresh_process(way, count, args))]
             if not runs:
                 table.add_row(f"{count:,}", way, "", "", "", "did not run")
                 continue

@@ -43,12 +43,12 @@ from erica_dist.stream.randomness import KeyedRandom
 from erica_dist.training import checkpoint
 from erica_dist.training import job as jobs
 from erica_dist.training.tokenizer import check_tokenizer, write_tokenizer
+from tests.plain_training import erica_terms
 from tests.ranks import run_ranks
 from tests.slow_erica import mean
 from tests.slow_mentions import CLS, END, MASK, NAMES, PAD, SEP, START, UNK, slow_batch
 from tests.synthetic import tiny_tokenizer, write_documents_folder
 from tests.test_stream_collate import collate_erica, collation_of, random_view, view_of
-from tests.test_training_exact import erica_terms
 
 RECORD = {"vocab_size": 60, "special_ids": [PAD, UNK, CLS, SEP, MASK], "cls_id": CLS, "sep_id": SEP, "mask_id": MASK}
 MARKED = Markers("[E]", "[/E]", START, END).added_to(RECORD)
@@ -325,13 +325,8 @@ def test_two_ranks_equal_one_plain_process(documents: Path, tmp_path: Path) -> N
     ]  # fmt: skip
     shards = ShardFolder.open(documents, "train")
     combinations = [[*base, f"train.zero_stage={stage}", "train.micro_batch=2"] for stage in (0, 3)]
-    arguments = {
-        "kind": "erica",
-        "folder": str(documents),
-        "out": str(tmp_path),
-        "combinations": combinations,
-        "steps": 2,
-    }
+    trainings = [{"folder": str(documents), "steps": 2, "combinations": [words]} for words in combinations]
+    arguments = {"kind": "erica", "out": str(tmp_path), "groups": trainings}
     results = run_ranks("tests.rank_programs:train", 2, arguments)
 
     job = settings.load(EricaJob, None, [*base, "train.micro_batch=8"])
@@ -350,7 +345,7 @@ def test_two_ranks_equal_one_plain_process(documents: Path, tmp_path: Path) -> N
         (batch,) = part.micro_batches
         assert (batch.packed.input_ids_T[batch.piece_positions_N] == markers.start_id).all()
         optimizer.zero_grad()
-        terms = erica_terms(module.model, [[batch]], job, step)
+        terms, _ = erica_terms(module.model, [[batch]], job, step)
         loss = terms["rd"] + terms["ed"] + terms["mlm"]
         loss.backward()
         if step == 1:
@@ -359,12 +354,12 @@ def test_two_ranks_equal_one_plain_process(documents: Path, tmp_path: Path) -> N
             gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
         torch.nn.utils.clip_grad_norm_(module.parameters(), job.train.clip_norm)
         optimizer.step()
-        for mine in (rows for result in results for rows in result):
+        for mine in (rows for result in results for of_engine in result for rows in of_engine):
             assert mine[step - 1]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
             for name, value in terms.items():
                 assert mine[step - 1][f"loss_{name}"] == pytest.approx(float(value.detach()), rel=1e-4, abs=1e-5)
     for number in range(len(combinations)):
-        found = load_file(tmp_path / f"{number}.safetensors")
+        found = load_file(tmp_path / f"{number}-0.safetensors")
         for name, parameter in module.named_parameters():
             if name.endswith("key.bias"):  # attention does not depend on it: its gradient is rounding only
                 continue

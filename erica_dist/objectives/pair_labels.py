@@ -90,14 +90,16 @@ class Contrasts:
         if sampling.one_positive:  # the one row that may be an anchor's positive, or -1
             self.partner_A = partners_of(anchors.bits_N, pool.labels_NL, pool.bits_N)
 
-    def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """(rows, positives, negatives): boolean [rows, N] each, of all anchors in turn."""
+    def tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(row numbers R, positives, negatives: boolean [R, N] each) of all anchors in turn; a pair that has no
+        positive or no negative is no anchor."""
         size = min(TILE, max(1, TILE_ENTRIES // max(len(self.pool), 1)))
-        for start in range(0, len(self.anchors), size):
-            rows = slice(start, min(start + size, len(self.anchors)))
-            yield rows, *self.of(rows)
+        for rows in self.labelled_A.nonzero().flatten().split(size):
+            positive, negative = self.of(rows)
+            is_anchor = positive.any(1) & negative.any(1)
+            yield rows[is_anchor], positive[is_anchor], negative[is_anchor]
 
-    def of(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def of(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """(positives, negatives): boolean [rows, N] each."""
         anchors, pool = self.anchors[rows], self.pool
         near = anchors.head_N[:, None] == pool.head_N
@@ -107,10 +109,10 @@ class Contrasts:
         for word_A, word_N in zip(self.words_AB[rows].unbind(1), self.words_NB.unbind(1), strict=True):
             positive |= (word_A[:, None] & word_N) != 0
         negative = (positive | near).logical_not_()
-        negative &= self.labelled_A[rows, None]
+        negative &= self.labelled_A[rows][:, None]
         positive &= near.logical_not_()
         if self.partner_A is not None:
-            positive &= torch.arange(len(pool), device=near.device) == self.partner_A[rows, None]
+            positive &= torch.arange(len(pool), device=near.device) == self.partner_A[rows][:, None]
         if self.sampling.negatives:
             negative = sampled(negative, anchors.bits_N, pool.bits_N, self.sampling.negatives)
         return positive, negative
@@ -137,5 +139,7 @@ def anchor_rows(anchors: PairLabels, pool: PairLabels, sampling: PairSampling = 
     """Boolean [A]: which of the pairs have at least one positive and one negative in the pool."""
     # drawing some of the negatives leaves none without
     contrasts = Contrasts(anchors, pool, PairSampling(sampling.one_positive))
-    keep = [positive.any(1) & negative.any(1) for _, positive, negative in contrasts.tiles()]
-    return torch.cat([torch.zeros(0, dtype=torch.bool, device=anchors.document_N.device), *keep])
+    keep_A = torch.zeros(len(anchors), dtype=torch.bool, device=anchors.document_N.device)
+    for rows, _, _ in contrasts.tiles():
+        keep_A[rows] = True
+    return keep_A

@@ -118,14 +118,12 @@ def loss_and_gradients(
         states_AD, inverse_A = anchors_AD, inverse_norms(anchors_AD)
     of_pool = torch.zeros_like(pool_ND) if with_gradient else None
     of_anchors = torch.zeros_like(anchors_AD) if with_gradient and anchors_AD is not None else None
-    for rows, positive, negative in contrasts.tiles():
-        is_anchor = positive.any(1) & negative.any(1)
-        own = is_anchor.nonzero().flatten() + rows.start
+    for own, positive, negative in contrasts.tiles():
         tile_AD = states_AD[own] * inverse_A[own, None]
         similarity, found = _tile(
             (tile_AD @ pool_ND.T).mul_(inverse_N / temperature),
-            positive[is_anchor],
-            negative[is_anchor],
+            positive,
+            negative,
             contrasts.anchors.same_sentence_N[own],
             contrasts.pool.same_sentence_N,
             weights_4,

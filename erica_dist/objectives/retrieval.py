@@ -25,7 +25,6 @@ def mean_average_precision(pairs_ND: Tensor, labels: PairLabels) -> tuple[float,
         hit = positive.gather(1, order).double()
         rank = torch.arange(1, hit.shape[1] + 1, device=hit.device)
         precision = (hit.cumsum(1) / rank * hit).sum(1) / hit.sum(1).clamp(min=1)
-        is_anchor = positive.any(1) & negative.any(1)
-        total += float(precision[is_anchor].sum())
-        anchors += int(is_anchor.sum())
+        total += float(precision.sum())
+        anchors += len(rows)
     return total / max(anchors, 1), anchors
