@@ -53,10 +53,11 @@ def test_a_file_that_decides_what_the_job_decides_is_refused(content: object, te
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_precision_without_arithmetic_on_this_cpu_is_said(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("erica_dist.training.engine.device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", lambda: False)
-    assert slow_precision(precision).startswith(f"this CPU has no {precision} arithmetic: a step takes many times")
-    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", lambda: True)
-    assert slow_precision(precision) == slow_precision("fp32") == ""
+    monkeypatch.setattr("erica_dist.training.engine.lacks", lambda dtype: True)
+    assert slow_precision(precision).startswith(f"this CPU has no {precision} arithmetic: products are taken in fp32")
+    assert slow_precision("fp32") == ""
+    monkeypatch.setattr("erica_dist.training.engine.lacks", lambda dtype: False)
+    assert slow_precision(precision) == ""
 
 
 def test_dropout_differs_by_seed_step_and_micro_batch_and_by_nothing_else() -> None:

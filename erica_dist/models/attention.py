@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from erica_dist.models.arithmetic import in_float32
 from erica_dist.models.dropout import kept
 
 PACKED = "packed"
@@ -31,6 +32,9 @@ def attend_by_sequence(
     query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, bounds: list[int], scale: float, dropout: float
 ) -> Tensor:
     """Attention of each sequence to itself, one after the other -> [1, H, T, D]."""
+    if in_float32(query_1HTD):
+        wide = [x.float() for x in (query_1HTD, key_1HTD, value_1HTD)]
+        return attend_by_sequence(wide[0], wide[1], wide[2], bounds, scale, dropout).to(query_1HTD.dtype)
     # split, not slices: the gradient of a slice is a whole tensor of zeros around it
     lengths = torch.tensor(bounds).diff().tolist()
     sequences = zip(*(x.split(lengths, dim=2) for x in (query_1HTD, key_1HTD, value_1HTD)), strict=True)

@@ -23,6 +23,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from erica_dist.config import ElectraConfig, ModelConfig
 from erica_dist.errors import UserError
+from erica_dist.models.arithmetic import use_fast_products
 from erica_dist.models.attention import PACKED
 from erica_dist.models.dropout import make_dropout_cheap
 from erica_dist.models.encoder import hidden_states, mlm_logits, model_size
@@ -86,6 +87,7 @@ def build_electra(model: ModelConfig, settings: ElectraConfig, tokenizer: dict[s
         generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
     pair = ElectraPair(generator, discriminator)
     make_dropout_cheap(pair)
+    use_fast_products(pair)
     return pair.train()
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
 
 from erica_dist.config import ModelConfig
 from erica_dist.errors import UserError
+from erica_dist.models.arithmetic import use_fast_products
 from erica_dist.models.attention import PACKED
 from erica_dist.models.dropout import make_dropout_cheap
 from erica_dist.models.fitness import refuse_short_positions, refuse_unfit
@@ -49,15 +50,19 @@ def build_encoder(settings: ModelConfig, tokenizer: dict[str, Any], seed: int) -
         if not settings.init:
             model = AutoModelForMaskedLM.from_config(_own_configuration(settings, tokenizer))
             model.tie_weights()
-            make_dropout_cheap(model)
-            return model.train()
+            return _made_fast(model)
         config = folder_configuration(settings.init, settings.dropout, tokenizer)
         model = load_folder(settings.init, config)
         model.tie_weights()
         refuse_short_positions(model, settings.init, settings.max_length)
         if config._attn_implementation != PACKED:
             refuse_unfit(model, settings.init, settings.max_length, settings.dropout)
+    return _made_fast(model)
+
+
+def _made_fast(model: PreTrainedModel) -> PreTrainedModel:
     make_dropout_cheap(model)
+    use_fast_products(model)
     return model.train()
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from erica_dist.config import TrainConfig
 from erica_dist.errors import UserError
+from erica_dist.models.arithmetic import HALF, lacks
 from erica_dist.objectives.gather import ranks
 from erica_dist.training.native import prepare
 
@@ -125,10 +126,9 @@ def _precision(train: TrainConfig) -> dict[str, Any]:
 
 def slow_precision(precision: str) -> str:
     """What to tell the user of a precision that this device has no arithmetic for; "" where it has."""
-    supported = {"bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported, "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported}
-    if device().type != "cpu" or precision not in supported or supported[precision]():
+    if device().type != "cpu" or precision not in HALF or not lacks(HALF[precision]):
         return ""
-    return f"this CPU has no {precision} arithmetic: a step takes many times as long as with train.precision=fp32"
+    return f"this CPU has no {precision} arithmetic: products are taken in fp32 and rounded, no faster than fp32 itself"
 
 
 def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
