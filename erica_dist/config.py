@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -151,6 +152,11 @@ def check_erica(erica: EricaConfig) -> None:
     """
     if len(erica.weights.rd_parts) != 4:
         raise UserError(f"erica.weights.rd_parts must be four numbers, got {erica.weights.rd_parts}")
+    if not all(math.isfinite(part) and part >= 0 for part in erica.weights.rd_parts):
+        raise UserError(f"erica.weights.rd_parts must be at least 0 each, got {erica.weights.rd_parts}")
+    weights = erica.weights
+    if not (weights.ed or weights.mlm or (weights.rd and any(weights.rd_parts))):
+        raise UserError("erica.weights leave nothing to train on: give rd, ed or mlm a weight above 0")
     if erica.negatives_per_anchor < 0:
         raise UserError(
             f"erica.negatives_per_anchor={erica.negatives_per_anchor} must not be negative; 0 takes the whole pool"

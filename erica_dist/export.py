@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from erica_dist.errors import UserError
 from erica_dist.model_card import model_card
 from erica_dist.shards.tarfiles import sha256_file
+from erica_dist.shards.tokenizers import read_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,11 +151,15 @@ def _write_part(run: Path, out: Path, part: str, config: dict[str, Any], weights
         # Each part is a folder of its own that may be copied away from its sister.
         (place / "README.md").write_text("See ../README.md for where this model comes from.\n", encoding="utf-8")
 
-    again = getattr(transformers, loader).from_pretrained(place, local_files_only=True).state_dict()
+    again = (
+        getattr(transformers, loader)
+        .from_pretrained(place, local_files_only=True, trust_remote_code=False)
+        .state_dict()
+    )
     different = [name for name, value in own.items() if name not in again or not bool((again[name] == value).all())]
     if different:
         raise RuntimeError(f"the export does not load back as it was trained: {', '.join(different[:5])}")
-    transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+    read_tokenizer(place)
 
 
 def _model(loader: str, config: dict[str, Any], weights: dict[str, Tensor], run: Path) -> PreTrainedModel:

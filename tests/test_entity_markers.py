@@ -407,7 +407,7 @@ def test_an_export_knows_its_markers_and_is_trained_further(documents: Path, tmp
 
     newest = checkpoint.newest_checkpoint(run)
     without = jobs._order("erica", settings.load(EricaJob, None, [*words, UNMARKED]), corpora_of(documents))
-    with pytest.raises(UserError, match=r"erica\.entity_markers True there and None here"):
+    with pytest.raises(UserError, match=r"erica\.entity_markers True there and False here"):
         checkpoint.check(newest, without, 1)
 
     # the export begins another run on the same shards, with and without markers, and keeps its pieces

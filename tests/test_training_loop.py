@@ -11,6 +11,7 @@ import pytest
 
 from erica_dist import settings
 from erica_dist.config import ElectraJob
+from erica_dist.errors import UserError
 from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.loader import ElectraStream
 from erica_dist.tracking.journal import Journal, read_metrics
@@ -39,6 +40,44 @@ def run(folder: Path, recalls: list[float], monkeypatch: pytest.MonkeyPatch) -> 
     assert loop.run(task, journal, False, said.append) == len(recalls)
     journal.close()
     return said, [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_anything_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Any] = []
+    shards = write_sequences_folder(tmp_path / "shards", sequences=20)
+    words = ["model.size=tiny", "model.max_length=32", "train.global_batch=8", "train.micro_batch=4", "data.workers=0"]
+    job = settings.load(ElectraJob, None, [*words, "train.steps=3", f"run.dir={tmp_path}"])
+    monkeypatch.setattr(loop, "checkpoint", SimpleNamespace(save=lambda *words: saved.append(words)))
+
+    def train(norms: list[tuple[float, bool]]) -> int:
+        found = iter(norms)
+        monkeypatch.setattr(loop, "optimizer_step", lambda engine, rate: next(found))
+        stream = ElectraStream(ShardFolder.open(shards), job)
+        task = loop.Task(job, None, stream, lambda *_: {"loss": 1.0}, None, {}, 0)
+        return loop.run(task, None, False, lambda line: None)
+
+    with pytest.raises(
+        UserError, match=r"loss gradient's norm is not finite at step 2 .*no checkpoint was written yet"
+    ):
+        train([(1.0, False), (float("nan"), False)])
+    assert not saved
+    assert train([(float("inf"), True), (1.0, False), (1.0, False)]) == 3, "fp16 skips an overflow by itself"
+
+
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        ({"loss_ed": 0.0, "rd_anchors": 0.0}, "relation discrimination has no anchor and entity discrimination has no"),
+        ({"loss_ed": 1.0, "rd_anchors": 0.0, "ed_accuracy": 0.5}, "relation discrimination has no anchor"),
+        ({"loss_ed": 1.0, "rd_anchors": 3.0, "ed_accuracy": 0.0}, ""),
+        ({"loss_generator": 1.0}, ""),
+    ],
+)
+def test_a_term_that_learns_nothing_is_named(scores: dict[str, float], text: str) -> None:
+    assert loop._idle_terms(scores).startswith(text)
+    assert bool(loop._idle_terms(scores)) == bool(text)
 
 
 def test_a_discriminator_that_finds_nothing_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

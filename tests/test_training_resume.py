@@ -93,6 +93,23 @@ def test_a_checkpoint_of_another_job_or_number_of_ranks_is_refused_with_the_reme
         checkpoint.check(folder, {"shards": "abc", "train.seed": 1}, world_size=3)
 
 
+def test_a_checkpoint_of_another_form_is_refused_and_an_older_one_is_not_asked_what_it_does_not_say(
+    tmp_path: Path,
+) -> None:
+    folder = complete(tmp_path, 9, ranks=1, parameters=12_000, **{"train.zero_stage": 0, "train.precision": "fp32"})
+    form = {"train.zero_stage": 2, "train.precision": "bf16", "erica.entity_markers": True}
+    with pytest.raises(
+        UserError, match=r"\(train.zero_stage 0 there and 2 here, train.precision fp32 there and bf16 here"
+    ):
+        checkpoint.check(folder, form, world_size=1)
+    with pytest.raises(UserError, match=r"a model of 12,000 parameters and this job's has 13,000: keep model\.\*"):
+        checkpoint.check_weights(folder, 13_000)
+    checkpoint.check_weights(folder, 12_000)
+    older = complete(tmp_path, 10, ranks=1)
+    assert checkpoint.check(older, form, world_size=1) == 10
+    checkpoint.check_weights(older, 13_000)
+
+
 def test_too_little_disk_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000_000))
     checkpoint.check_disk(tmp_path / "new" / "run", parameters=100_000_000, keep=2)

@@ -52,7 +52,7 @@ def load_data(job: FinetuneJob) -> Data:
     }
     folder = _model_folder(settings.model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"finetune.model={folder} has no tokenizer that can be loaded: {error}") from error
     record = tokenizer_record(tokenizer, settings.max_length)

@@ -45,7 +45,7 @@ def folder_configuration(folder: str, dropout: float, tokenizer: dict[str, Any])
         raise UserError(f"{place} is no Hugging Face folder: it has no config.json{remedy}")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # of a damaged file transformers raises whatever its parsers do
         raise UserError(
             f"{place}: its config.json describes no model that transformers has without custom code "
             f"({str(error).strip().splitlines()[0]}): give the folder of a model whose type transformers knows"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def masked_loss_sum(logits_KV: Tensor, labels_K: Tensor) -> tuple[Tensor, Tensor]:
-    """(cross entropy summed over positions in float32, number of positions whose piece no other one exceeds).
+    """(cross entropy summed over positions in float32, number of positions whose best piece is right).
 
     float64 stays. 0 with a gradient path where nothing is masked.
     """
@@ -26,12 +26,13 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits_KV: Tensor, labels_K: Tensor) -> tuple[Tensor, Tensor]:
         wide_KV = logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
-        best_K1 = wide_KV.amax(1, keepdim=True)
+        first_K1 = wide_KV.argmax(1, keepdim=True)
+        best_K1 = wide_KV.gather(1, first_K1)
         own_K1 = wide_KV.gather(1, labels_K[:, None])
         share_KV = (wide_KV - best_K1).exp_()
         whole_K1 = share_KV.sum(1, keepdim=True)
         loss = (whole_K1.log() + best_K1 - own_K1).sum()
-        right = (own_K1 == best_K1).sum()
+        right = (first_K1[:, 0] == labels_K).sum()
         if context.needs_input_grad[0]:
             share_KV.div_(whole_K1)
             share_KV[torch.arange(len(labels_K), device=labels_K.device), labels_K] -= 1

@@ -1,17 +1,36 @@
 """What a training shard folder must know of its tokenizer, and the fingerprint that ties model and shards together.
 
-Works on any fast tokenizer of transformers by its attributes; nothing is imported.
+Works on any fast tokenizer of transformers by its attributes; only `read_tokenizer` imports transformers.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from erica_dist.errors import UserError
 from erica_dist.shards.manifest import fingerprint
 
 _NEEDED = ("pad", "cls", "sep", "mask")
+
+
+def read_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer in a Hugging Face folder. No code of the folder runs, and nothing asks whether it may.
+
+    Raises:
+        UserError: it cannot be read without.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of a damaged folder transformers raises whatever its parsers do
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"the tokenizer in {folder} cannot be read without running code of that folder or is damaged ({reason}): "
+            "give a whole folder with tokenizer.json, as save_pretrained writes it"
+        ) from error
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -238,7 +238,8 @@ def erica_validation(
     to `faults`.
     """
     corpora = _checked(corpora, "documents", "ERICA")
-    asked = ("relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives")
+    asked = ["relations_per_pair", "sentences", "no_relation_pairs", "other_tails_as_negatives"]
+    asked += ["mask_probability", "mask_mentions"]
     erica = replace(job.erica, **{name: getattr(EricaConfig(), name) for name in asked})
     collation = _erica_collation(corpora, replace(job, erica=erica))
     collate = _erica_collate(collation, VALIDATION_SEED)

@@ -103,7 +103,7 @@ def results(kind: str, runs: Sequence[RunSummary]) -> Table:
     note = (
         f"↓ lower is better, ↑ higher is better. Training values are means over the last {LAST_STEPS} steps; "
         "compare them only between runs with the same weights and the same negatives. Held-out scores are computed "
-        "alike for all runs; the best final one is marked."
+        "alike for all runs (entity markers are part of the input); the best final one is marked."
     )
     return Table(f"{kind_name(kind)}: results", ["Metric", *(run.label for run in runs)], rows, note, kind=kind)
 

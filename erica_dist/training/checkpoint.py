@@ -121,8 +121,9 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
     """The step of a complete checkpoint that a job may go on from.
 
     Args:
-        order: what decides which document is read when, as given to `save`. A run that changed it half-way would skip
-            some documents and repeat others.
+        order: what decides which document is read when, and what the weights and their files are, as given to `save`. A
+            run that changed it half-way would skip some documents and repeat others. What the checkpoint does not say
+            is not compared.
         allow_changed: go on although the shards have changed: at the same step, in the order of the new ones.
 
     Raises:
@@ -130,9 +131,9 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
     """
     state = read_state(folder)
     changed = [
-        f"{key} {state.get(key)} there and {value} here"
+        f"{key} {state[key]} there and {value} here"
         for key, value in order.items()
-        if state.get(key) != value and not (allow_changed and key == "shards")
+        if key in state and state[key] != value and not (allow_changed and key == "shards")
     ]
     if changed:
         hint = " (shards changed on purpose: data.allow_changed=true)" if changed[0].startswith("shards ") else ""
@@ -145,6 +146,20 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
             f"{state['ranks']}, or begin a new run from the exported weights (erica-dist export, then model.init=...)"
         )
     return int(state["step"])
+
+
+def check_weights(folder: Path, parameters: int) -> None:
+    """Refuse a checkpoint of a model of another size.
+
+    Raises:
+        UserError: it says how many parameters it has, and they are not so many.
+    """
+    there = read_state(folder).get("parameters", parameters)
+    if there != parameters:
+        raise UserError(
+            f"{folder} holds a model of {there:,} parameters and this job's has {parameters:,}: keep model.* as they "
+            "were, or give another run.dir"
+        )
 
 
 def restore(engine: Any, folder: Path) -> dict[str, Any]:

@@ -173,4 +173,4 @@ def seed_dropout(seed: int, step: int, cell: int) -> None:
 
     So a resumed run draws the same masks, and so does the second pass of the gradient cache.
     """
-    torch.manual_seed((seed * 1_000_003 + step) * 1_000_003 + cell)
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + cell) % (1 << 63))

@@ -10,6 +10,7 @@ take means as the published code does: by micro-batch (MLM: and half), so that t
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -78,7 +79,7 @@ def train_step(engine: Any, batches: list[EricaMicroBatch], job: EricaJob, step:
 
 def _divided(sums_7: Tensor, divisor: float) -> Tensor:
     """RD's parts as shares of the loss; the measures stay sums over anchors."""
-    sums_7 = sums_7.double().cpu()
+    sums_7 = sums_7.double().cpu().clone()
     sums_7[: len(PARTS)] /= divisor
     return sums_7
 
@@ -90,7 +91,7 @@ def _scores(sums: list[float], counts: Counts, weights: EricaWeights, mlm_count:
     rd = sum(weight * part for weight, part in zip(weights.rd_parts, parts, strict=True))
     queries, anchors = max(counts.queries, 1), max(counts.anchors, 1)
     ed, mlm = ed / queries, mlm / mlm_count
-    return {
+    scores = {
         "loss": weights.rd * rd + weights.ed * ed + weights.mlm * mlm,
         "loss_rd": rd,
         "loss_ed": ed,
@@ -98,14 +99,19 @@ def _scores(sums: list[float], counts: Counts, weights: EricaWeights, mlm_count:
         **{f"rd_{name}": part for name, part in zip(PARTS, parts, strict=True)},
         "rd_anchors": counts.anchors,
         "rd_pool": counts.pool / max(cells, 1),
-        "rd_positives": positives / anchors,
-        "rd_left_out": 1 - counts.anchors / max(counts.labelled, 1),
-        "rd_alignment": alignment / anchors,
-        "rd_uniformity": math.log(uniformity / anchors) if uniformity else 0.0,
-        "ed_accuracy": ed_right / queries,
-        "ed_candidates": counts.candidates / queries,
-        "mlm_accuracy": mlm_right / max(counts.masked, 1),
     }
+    # what there is nothing to measure of is left out: 0 would be a result
+    if counts.labelled:
+        scores["rd_left_out"] = 1 - counts.anchors / counts.labelled
+    if counts.anchors:
+        scores["rd_positives"] = positives / anchors
+        scores["rd_alignment"] = alignment / anchors
+        scores["rd_uniformity"] = math.log(max(uniformity / anchors, sys.float_info.min))
+    if counts.queries:
+        scores |= {"ed_accuracy": ed_right / queries, "ed_candidates": counts.candidates / queries}
+    if counts.masked:
+        scores["mlm_accuracy"] = mlm_right / counts.masked
+    return scores
 
 
 def _pools(labels: list[PairLabels], erica: EricaConfig) -> list[PairLabels]:

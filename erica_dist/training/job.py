@@ -18,6 +18,7 @@ from typing import Any
 from erica_dist import config, settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
+from erica_dist.limits import check_numbers
 from erica_dist.offline import stay_offline
 from erica_dist.stream.corpora import Corpora, open_corpora
 from erica_dist.stream.markers import find_markers
@@ -70,6 +71,7 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     accumulation = config.accumulation(job.train, cluster.world_size, even_micro_batch=kind == "erica")
     if job.train.zero_stage not in (0, 1, 2, 3):
         raise UserError(f"train.zero_stage={job.train.zero_stage} must be 0, 1, 2 or 3")
+    check_numbers(job)
     if isinstance(job, EricaJob):
         config.check_erica(job.erica)
     corpora = open_corpora(job.data, "train")
@@ -81,6 +83,8 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
 
     from erica_dist.training import engine as engines
 
+    if job.train.precision == "fp16" and engines.device().type == "cpu":
+        raise UserError("train.precision=fp16 needs a GPU: set train.precision=fp32, or bf16")
     _stream(kind, corpora, job, cluster.rank, cluster.world_size, 0)  # refuses the settings that it cannot follow
     corpora.tokenizer_folder()  # of a remote folder it is fetched: on all ranks, so that none fails alone later
     engines.start_process_group()
@@ -124,10 +128,13 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         int, sum_over_ranks(torch.tensor([held_out, len(faults)], dtype=torch.float64, device=device())).tolist()
     )
     module, models = _build_module(kind, job, corpora)
-    checkpoint.check_disk(run_dir, sum(p.numel() for p in module.parameters()), job.train.keep_checkpoints)
+    parameters = sum(p.numel() for p in module.parameters())
+    checkpoint.check_disk(run_dir, parameters, job.train.keep_checkpoints)
     engine = build_engine(module, job.train, accumulation)
 
     resumed = checkpoint.agree_on_newest(run_dir)
+    if resumed:
+        checkpoint.check_weights(resumed, parameters)
     start: dict[str, Any] = {"step": 0, "shards": corpora.fingerprint}
     state = checkpoint.restore(engine, resumed) if resumed else start
     start_step: int = state["step"]
@@ -151,7 +158,7 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         stream=stream,
         train_step=rules.train_step,
         evaluate=partial(rules.evaluate, engine, validation, job, filler) if held_out else None,
-        checkpoint_state=_order(kind, job, corpora),
+        checkpoint_state=_order(kind, job, corpora) | {"parameters": parameters},
         start_step=start_step,
     )
     # nothing may come between this and what ends the run in MLflow
@@ -233,8 +240,17 @@ def _order(kind: str, job: Any, corpora: Corpora) -> dict[str, Any]:
     shuffle = f"block of {corpora.window_shards}" if corpora.window_shards else "full"
     names = {"train.global_batch": train.global_batch, "train.seed": train.seed, "data.shuffle": shuffle}
     if kind == "erica":
-        names["erica.entity_markers"] = job.erica.entity_markers or None  # None: as in checkpoints that do not say
-    return {"job": kind, "shards": corpora.fingerprint, **names}
+        names["erica.entity_markers"] = job.erica.entity_markers
+    return {"job": kind, "shards": corpora.fingerprint, **names, **_form(job)}
+
+
+def _form(job: Any) -> dict[str, Any]:
+    """What decides the shapes and files of a checkpoint."""
+    model = job.model
+    own = (model.layers, model.hidden_size, model.heads, model.feed_forward, model.embedding_size)
+    size = f"{model.size} {own}" if any(own) else model.size
+    of_model = {} if model.init else {"model.size": size}  # a folder may move: `checkpoint.check_weights`
+    return of_model | {"train.zero_stage": job.train.zero_stage, "train.precision": job.train.precision}
 
 
 def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bool:

@@ -73,6 +73,8 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
         _refuse_non_finite(scores, step, run_dir, saved)
         rate = learning_rate(step, train)
         norm, skipped = optimizer_step(engine, rate)
+        if not skipped:
+            _refuse_non_finite({"loss gradient's norm": norm}, step, run_dir, saved)
         now = time.perf_counter()
         seconds, clock = now - clock, now
         if journal:
@@ -97,6 +99,8 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
             if all_ranks.left_out:
                 journal.event("damaged", step=step, documents=all_ranks.left_out, first=all_ranks.text)
                 say(f"warning: {all_ranks.left_out} damaged document(s) left out of step {step}: {all_ranks.text}")
+            if step == task.start_step + 1 and (idle := _idle_terms(scores)):
+                say(f"warning: in step {step} {idle}: does the corpus hold relations, and is the batch large enough?")
             if step % train.log_every == 0 or step in (task.start_step + 1, train.steps):
                 left = (train.steps - step) * (now - began) / (step - task.start_step)
                 say(_line(step, train.steps, scores, norm, rate, all_ranks.tokens / seconds, left))
@@ -160,7 +164,7 @@ def next_on_all_ranks(batches: Iterator[Any], stopping: bool) -> tuple[Any, AllR
 
 
 def _refuse_non_finite(scores: Scores, step: int, run_dir: Path, saved: int) -> None:
-    """The sums are the same on all ranks, so all leave together, before the weights are touched."""
+    """Losses and gradient norm are the same on all ranks, so all leave together, before anything of it is saved."""
     broken = [name for name, value in scores.items() if name.startswith("loss") and not math.isfinite(value)]
     if broken:
         remedy = f"the last checkpoint is step {saved}" if saved else "no checkpoint was written yet"
@@ -168,6 +172,13 @@ def _refuse_non_finite(scores: Scores, step: int, run_dir: Path, saved: int) -> 
             f"{', '.join(broken)} is not finite at step {step} of {run_dir} ({remedy}): "
             "lower train.lr, lengthen train.warmup_steps, or use train.precision=fp32"
         )
+
+
+def _idle_terms(scores: Scores) -> str:
+    """Which of ERICA's terms found nothing in a step to learn from."""
+    idle = ["relation discrimination has no anchor"] if scores.get("rd_anchors") == 0 else []
+    idle += ["entity discrimination has no query"] if "loss_ed" in scores and "ed_accuracy" not in scores else []
+    return " and ".join(idle)
 
 
 def _line(step: int, steps: int, scores: Scores, norm: float, rate: float, speed: float, left: float) -> str:

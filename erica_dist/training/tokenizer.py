@@ -12,7 +12,7 @@ from typing import Any
 
 from erica_dist.config import EricaJob
 from erica_dist.errors import UserError
-from erica_dist.shards.tokenizers import tokenizer_fingerprint
+from erica_dist.shards.tokenizers import read_tokenizer, tokenizer_fingerprint
 from erica_dist.stream.corpora import Corpora
 from erica_dist.stream.markers import add_markers, find_markers
 
@@ -44,10 +44,8 @@ def write_tokenizer(folder: Path, job: Any, corpora: Corpora) -> None:
     if not isinstance(job, EricaJob) or not (job.erica.entity_markers or _knows_markers(job.model.init, corpora)):
         shutil.copytree(source, folder, dirs_exist_ok=True)
         return
-    from transformers import AutoTokenizer
-
-    add_markers(AutoTokenizer.from_pretrained(source, local_files_only=True)).save_pretrained(folder)
-    again = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    add_markers(read_tokenizer(source)).save_pretrained(folder)
+    again = read_tokenizer(folder)
     markers = find_markers(source)
     if again.convert_tokens_to_ids([markers.start, markers.end]) != [markers.start_id, markers.end_id]:
         raise UserError(
@@ -63,16 +61,11 @@ def _knows_markers(init: str, corpora: Corpora) -> bool:
 
 def _own_fingerprint(init: str) -> str:
     """Of the tokenizer in the folder `init`; empty where there is none."""
-    from transformers import AutoTokenizer
-
     for folder in (Path(init), Path(init) / "discriminator") if init else ():
         if (folder / "tokenizer.json").is_file():
-            return tokenizer_fingerprint(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+            return tokenizer_fingerprint(read_tokenizer(folder))
     return ""
 
 
 def _marked_fingerprint(corpora: Corpora) -> str:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(corpora.tokenizer_folder(), local_files_only=True)
-    return tokenizer_fingerprint(add_markers(tokenizer))
+    return tokenizer_fingerprint(add_markers(read_tokenizer(corpora.tokenizer_folder())))
