@@ -16,6 +16,7 @@ from erica_dist.shards.reader import ShardFolder
 from erica_dist.stream.loader import ElectraStream
 from erica_dist.tracking.journal import Journal, read_metrics
 from erica_dist.training import loop
+from erica_dist.training.preemption import StopFlag
 from tests.synthetic import write_sequences_folder
 
 
@@ -64,6 +65,32 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_anything_is_saved(
         train([(1.0, False), (float("nan"), False)])
     assert not saved
     assert train([(float("inf"), True), (1.0, False), (1.0, False)]) == 3, "fp16 skips an overflow by itself"
+
+
+def test_scores_that_a_stop_came_before_are_made_up_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = ShardFolder.open(write_sequences_folder(tmp_path / "shards", sequences=20))
+    words = ["model.size=tiny", "model.max_length=32", "train.global_batch=8", "train.micro_batch=4", "data.workers=0"]
+    words += ["train.steps=5", "train.evaluate_every=2", f"run.dir={tmp_path}"]
+    job = settings.load(ElectraJob, None, words)
+    monkeypatch.setattr(loop, "checkpoint", SimpleNamespace(save=lambda *_: None))
+    monkeypatch.setattr(loop, "optimizer_step", lambda engine, rate: (1.0, False))
+
+    def train(start: int, stop: bool) -> list[int]:
+        journal = Journal.open(tmp_path / "metrics.jsonl", last_step=start)
+        stream = ElectraStream(shards, job, start_step=start)
+        flag = StopFlag()
+        flag.reason = "asked" if stop else ""
+        task = loop.Task(job, None, stream, lambda *_: {"loss": 1.0}, lambda: {"auc": 0.5}, {}, start)
+        loop.run(task, journal, flag, lambda line: None)
+        journal.close()
+        return [row["step"] for row in read_metrics(tmp_path / "evaluation.jsonl")]
+
+    assert train(0, stop=True) == [0], "stopped after the first step"
+    assert train(1, stop=True) == [0], "stopped after the second, before its scores"
+    assert train(2, stop=False) == [0, 2, 4, 5]
+    assert train(4, stop=False) == [0, 2, 4, 5], "step 4 was scored before"
+    (tmp_path / "evaluation.jsonl").write_text('{"step": 0, "auc": 0.5}\n')
+    assert train(4, stop=False) == [0, 4, 5]
 
 
 @pytest.mark.parametrize(

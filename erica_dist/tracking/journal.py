@@ -31,6 +31,7 @@ class Journal:
 
     def __init__(self, metrics: TextIO, evaluation: TextIO, events: TextIO) -> None:
         self._metrics, self._evaluation, self._events = metrics, evaluation, events
+        self.scored = -1  # step of the last held-out scores
 
     @classmethod
     def open(cls, path: str | Path, last_step: int = 0) -> Journal:
@@ -53,6 +54,7 @@ class Journal:
         except OSError as error:
             raise UserError(f"cannot write the run's journal in {path.parent}: {error.strerror or error}") from error
         journal = cls(*files)
+        journal.scored = max((row["step"] for row in read_metrics(path.with_name(EVALUATION))), default=-1)
         if last_step > 0:
             journal.event("resumed_from", step=last_step, cut_records=cut)
         return journal
@@ -65,6 +67,7 @@ class Journal:
     def write_evaluation(self, record: Record) -> None:
         """Append the held-out scores of one scoring; `record` must hold `step` (0: before training)."""
         self._append(self._evaluation, record)
+        self.scored = int(record["step"])
 
     def event(self, name: str, **fields: Any) -> None:
         """Append one event; give `step=` where there is one."""

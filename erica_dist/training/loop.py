@@ -62,8 +62,15 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
             journal.write_evaluation({"step": at, **scores})
             say(f"held-out scores at step {at}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
 
+    def is_due(at: int) -> bool:
+        return bool(train.evaluate_every) and at % train.evaluate_every == 0 and at < train.steps
+
     if step == 0:
         score(0)
+    elif is_due(step):  # it was saved and then stopped, or killed, before it was scored
+        unscored = journal is not None and journal.scored < step
+        if sum_over_ranks(torch.tensor([float(unscored)], dtype=torch.float64, device=device())) > 0:
+            score(step)
     began = clock = time.perf_counter()
     batches = iter(task.stream)
     while (found := next_on_all_ranks(batches, bool(stop))) is not None:
@@ -115,7 +122,7 @@ def run(task: Task, journal: Journal | None, stop: StopFlag, say: Callable[[str]
             if journal:
                 journal.event("stopped", step=step, reason=stop.reason or "another rank was told to")
             return step
-        if train.evaluate_every and step % train.evaluate_every == 0 and step < train.steps:
+        if is_due(step):
             score(step)
         clock = time.perf_counter()
     if step > task.start_step:
