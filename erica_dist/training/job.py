@@ -142,10 +142,14 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
     def open_run() -> tuple[Any, Any]:
         if rank:
             return None, None
+        changed = _changed_settings(run_dir, job) if start_step else {}
         environment = _write_run_folder(job, models, corpora)
         journal = Journal.open(run_dir / METRICS, last_step=start_step)
         if state["shards"] != corpora.fingerprint:  # data.allow_changed
             journal.event("shards_changed", step=start_step, before=state["shards"], now=corpora.fingerprint)
+        if changed:
+            journal.event("settings_changed", step=start_step, **changed)
+            say(f"warning: settings are not those of the steps before: {', '.join(sorted(changed))} (events.jsonl)")
         if left_out:
             journal.event("damaged_held_out", step=start_step, documents=left_out, first=faults[0] if faults else "")
         return journal, _start_tracking(job, kind, corpora, ranks, environment)
@@ -275,6 +279,17 @@ def _check_kind(kind: str, corpora: Corpora) -> None:
         )
     if len(corpora) == 0:
         raise UserError(f"data.shards={corpora.place}: no training samples in it")
+
+
+def _changed_settings(run_dir: Path, job: Any) -> dict[str, str]:
+    """What the run's config.yaml says otherwise than `job`, as "before -> now"; paths, names and tracking left out."""
+    try:
+        before = settings.flatten(settings.load(type(job), run_dir / "config.yaml"))
+    except UserError:  # of an older version, or gone
+        return {}
+    now = settings.flatten(job)
+    own = [key for key in now if not key.startswith(("run.", "tracking.", "data.shards", "data.cache", "model.init"))]
+    return {key: f"{before[key]} -> {now[key]}" for key in own if before.get(key, now[key]) != now[key]}
 
 
 def _write_run_folder(job: Any, models: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
