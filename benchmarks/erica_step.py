@@ -17,8 +17,9 @@ what a product of 2,048 x 2,048 matrices reaches in the same process.
 equal: one micro-batch without dropout through our packed encoder and through transformers' own padded one; relative
 difference of the loss and of the gradient as a whole.
 
-negatives: 2 ranks of one thread (gloo, ZeRO 1), micro-batches of 8, window of 128: documents a second of both, and the
-largest resident set of a rank, at accumulation 1, 4 and 16, for local, gather and global.
+negatives: 2 ranks of one thread (gloo, ZeRO 1), micro-batches of 8, window of 128: documents a second (wall clock, both
+ranks together) and a CPU second (of a rank), the largest resident set of a rank, at accumulation 1, 4 and 16, for local,
+gather and global.
 """
 
 from __future__ import annotations
@@ -332,7 +333,8 @@ def show_step(work: Path, args: argparse.Namespace, console: Console) -> None:
 def show_negatives(work: Path, args: argparse.Namespace, console: Console) -> None:
     _, shards = make_documents(work, args.articles)
     title = f"2 ranks, micro-batches of 8, window of 128, fp32, dropout 0.1; load {os.getloadavg()[0]:.1f}"
-    table = Table("accumulation", "negatives", "RD pool", "documents/s", "of local", "MB of a rank", title=title)
+    names = ("accumulation", "negatives", "RD pool", "documents/s", "documents/CPU-s", "of local", "MB of a rank")
+    table = Table(*names, title=title)
     for column in table.columns[2:]:
         column.justify = "right"
     for accumulation in (1, 4, 16):
@@ -344,11 +346,11 @@ def show_negatives(work: Path, args: argparse.Namespace, console: Console) -> No
             steps = max(1, args.steps // accumulation)
             found = in_fresh_processes(["--measure", str(steps), *words, "train.zero_stage=1"], 2, 1)
             speed = sum(run["documents"] for run in found)
-            base = base or speed
+            per_cpu = statistics.fmean(run["documents_cpu"] for run in found)
+            base = base or per_cpu
             pool, memory = found[0]["pool"], max(run["mb"] for run in found)
-            table.add_row(
-                f"{accumulation}", negatives, f"{pool:,.0f}", f"{speed:.2f}", f"{speed / base:.0%}", f"{memory:,.0f}"
-            )
+            speeds = f"{speed:.2f}", f"{per_cpu:.2f}", f"{per_cpu / base:.0%}"
+            table.add_row(f"{accumulation}", negatives, f"{pool:,.0f}", *speeds, f"{memory:,.0f}")
     console.print(table)
 
 

@@ -264,9 +264,11 @@ def spread(values: Sequence[float]) -> str:
 
 
 def table(curves: dict[str, Any], finished: Sequence[Run], args: argparse.Namespace, steps: int) -> str:
-    """Markdown: the setting, the scores at half and at the end, and each seed's at the end."""
+    """Markdown: the setting, the scores half-way and at the end, and each seed's at the end."""
     first = next(iter(next(iter(curves.values())).values()))
-    half = min((step for step in first if 0 < step < steps), key=lambda s: abs(s - steps / 2), default=0)
+    everywhere = set().union(*(points for seeds in curves.values() for points in seeds.values()))
+    half = min((step for step in everywhere if 0 < step < steps), key=lambda s: abs(s - steps / 2), default=0)
+    times = {at: f"{at * args.global_batch:,} documents" for at in (half, steps)}
     starts = {
         tuple(round(points[0][key], 6) for key in SAME_BEFORE) for of in curves.values() for points in of.values()
     }
@@ -284,12 +286,14 @@ def table(curves: dict[str, Any], finished: Sequence[Run], args: argparse.Namesp
         f"Before training, {'equal in all runs' if len(starts) == 1 else 'NOT EQUAL'}: {before}.",
         "",
         "| arm | seeds | "
-        + " | ".join(f"{name}, {when}" for name in SCORES.values() for when in ("half", "end"))
+        + " | ".join(f"{name}, {when}" for name in SCORES.values() for when in times.values())
         + " | ED loss, end | MLM loss, end | RD anchors a step | RD pool |",
         "|" + "---|" * (6 + 2 * len(SCORES)),
     ]
     for arm, seeds in curves.items():
-        cells = [spread([points[at][key] for points in seeds.values()]) for key in SCORES for at in (half, steps)]
+        # a run that was stopped at a step may lack its scores there
+        found = [[points[at][key] for points in seeds.values() if at in points] for key in SCORES for at in times]
+        cells = [spread(values) if values else "" for values in found]
         cells += [spread([points[steps][key] for points in seeds.values()]) for key in ("ed_loss", "mlm_loss")]
         means = [training_means(run) for run in finished if run.arm == arm]
         cells += [f"{statistics.fmean(mean[key] for mean in means):.0f}" for key in ("rd_anchors", "rd_pool")]
