@@ -18,8 +18,8 @@ equal: one micro-batch without dropout through our packed encoder and through tr
 difference of the loss and of the gradient as a whole.
 
 negatives: 2 ranks of one thread (gloo, ZeRO 1), micro-batches of 8, window of 128: documents a second (wall clock, both
-ranks together) and a CPU second (of a rank), the largest resident set of a rank, at accumulation 1, 4 and 16, for local,
-gather and global.
+ranks together) and a CPU second (of a rank), the largest resident set of a rank, at accumulation 1, 4 and 16, for
+local, gather and global.
 """
 
 from __future__ import annotations

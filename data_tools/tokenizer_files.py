@@ -32,7 +32,7 @@ def load_tokenizer(folder: str) -> Any:
     if not Path(folder).is_dir():
         raise UserError(f"tokenizer={folder!r} is no folder; give a Hugging Face folder with tokenizer.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"tokenizer={folder!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:
