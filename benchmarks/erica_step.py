@@ -32,15 +32,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from split import Split
 
 from erica_dist.training.cluster import free_port
 
@@ -54,43 +52,14 @@ ARTICLES = 60
 # ------------------------------------------------------------------------------------------------ one process
 
 
-class Clock:
-    """Wall seconds by part; a part inside another one interrupts it. What belongs to no part is `loss`."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._running = ["loss"]
-        self._since = time.perf_counter()
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        self.seconds[self._running[-1]] += now - self._since
-        self._since = now
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._turn()
-        self._running.append(name)
-        yield
-        self._turn()
-        self._running.pop()
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*words: Any, **named: Any) -> Any:
-            with self.part(name):
-                return function(*words, **named)
-
-        return call
-
-
 class TimedEngine:
-    """The engine, its forward passes and backward passes under the clock."""
+    """The engine, its forward passes and backward passes timed."""
 
-    def __init__(self, engine: Any, clock: Clock) -> None:
+    def __init__(self, engine: Any, split: Split) -> None:
         self._engine = engine
-        self.module = clock.timed("forward", engine.module)
-        self.backward = clock.timed("backward", engine.backward)
-        self.forward = clock.timed("forward", engine)
+        self.module = split.timed("forward", engine.module)
+        self.backward = split.timed("backward", engine.backward)
+        self.forward = split.timed("forward", engine)
 
     def __call__(self, *words: Any, **named: Any) -> Any:
         return self.forward(*words, **named)
@@ -125,27 +94,23 @@ def measure(overrides: list[str], steps: int) -> dict[str, Any]:
     for step in range(1 + steps):
         if step < 2:  # the first one warms up
             documents = tokens = operations = 0.0
-            clock = Clock()
+            split = Split("loss", time.perf_counter)
             cpu = time.process_time()
-        timed = TimedEngine(engine, clock)
-        with clock.part("data"):
-            batch = next(stream)
+        timed = TimedEngine(engine, split)
+        batch = split.timed("data", next)(stream)
         scores = erica.train_step(timed, batch.micro_batches, job, step + 1)
-        with clock.part("optimizer"):
-            engines.optimizer_step(engine, job.train.lr)
+        split.timed("optimizer", engines.optimizer_step)(engine, job.train.lr)
         documents += batch.documents
         tokens += batch.tokens
         operations += sum(operations_of(micro, module.model.config) for micro in batch.micro_batches)
-    with clock.part("data"):
-        pass
-    cpu, wall = time.process_time() - cpu, sum(clock.seconds.values())
+    cpu, wall = time.process_time() - cpu, sum(split.seconds.values())
     found = {
         "documents": documents / wall,
         "tokens": tokens / wall,
         "documents_cpu": documents / cpu,
         "tokens_cpu": tokens / cpu,
         "step": wall / steps,
-        "parts": {name: clock.seconds[name] / steps for name in PARTS},
+        "parts": {name: split.seconds[name] / steps for name in PARTS},
         "operations": operations / cpu,
         "product": rate_of_products(),
         "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -41,8 +41,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from split import Split
 from stream_peers import (
-    Split,
     bar,
     cpu_seconds,
     load,
@@ -190,7 +190,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 def in_parts(function: Callable[[], int], splits: list[dict[str, float]]) -> int:
     """Calls `function` with the functions of PARTS timed, and adds their CPU seconds to `splits`."""
-    split = Split()
+    split = Split("pack")
     with contextlib.ExitStack() as patches:
         for part, functions in PARTS.items():
             for owner, name in functions:

@@ -21,9 +21,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-import time
 import types
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,35 +57,6 @@ def rates(ways: dict[str, Callable[[], int]], passes: int) -> dict[str, float]:
             documents = function()
             found[name].append(documents / (cpu_seconds() - began))
     return {name: statistics.median(of_way[1:]) for name, of_way in found.items()}
-
-
-class Split:
-    """CPU seconds of parts, each without the parts called inside it, by timers around functions.
-
-    What belongs to no part counts as `pack`.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._running = ["pack"]
-        self._since = time.process_time()
-
-    def _turn(self) -> None:
-        now = time.process_time()
-        self.seconds[self._running[-1]] += now - self._since
-        self._since = now
-
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **words: Any) -> Any:
-            self._turn()
-            self._running.append(part)
-            try:
-                return function(*args, **words)
-            finally:
-                self._turn()
-                self._running.pop()
-
-        return call
 
 
 def memory(folder: Path) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from erica_dist.errors import UserError
-from erica_dist.shards.tokenizers import tokenizer_fingerprint
+from erica_dist.shards.tokenizers import read_tokenizer, tokenizer_fingerprint
 
 # config.json: some tokenizers are told only by the model's type in it
 FILES = (
@@ -27,14 +27,12 @@ def load_tokenizer(folder: str) -> Any:
     Raises:
         UserError: no such folder, or no fast tokenizer in it.
     """
-    from transformers import AutoTokenizer
-
     if not Path(folder).is_dir():
         raise UserError(f"tokenizer={folder!r} is no folder; give a Hugging Face folder with tokenizer.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"tokenizer={folder!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        tokenizer = read_tokenizer(folder)
+    except UserError as error:
+        raise UserError(f"tokenizer={folder!r} cannot be loaded: {error}") from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UserError(f"tokenizer={folder!r} is no fast tokenizer; word pieces need offsets (tokenizer.json)")
     # Sentence encoders ship with both on: every text would be cut and filled to one length

@@ -18,16 +18,14 @@ import torch
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.shards.tokenizers import tokenizer_fingerprint
 from erica_dist.stream.loader import (
     ElectraStream,
     EricaStream,
-    check_tokenizer,
     electra_validation,
     erica_validation,
 )
 from erica_dist.stream.prefetch import Prefetch
-from tests.synthetic import tiny_tokenizer, write_documents_folder, write_sequences_folder
+from tests.synthetic import write_documents_folder, write_sequences_folder
 
 DOCUMENTS, SEQUENCES = 44, 50
 
@@ -225,15 +223,6 @@ def test_what_cannot_be_trained_on_is_refused_at_once(documents, sequences, tmp_
         EricaStream(folder, erica_job(micro=1))
     with pytest.raises(UserError, match=r"data\.workers"):
         EricaStream(folder, erica_job(workers=-1))
-
-
-def test_another_tokenizer_is_refused(documents):
-    manifest = ShardFolder.open(documents).manifest
-    tokenizer = tiny_tokenizer()
-    check_tokenizer(manifest, tokenizer_fingerprint(tokenizer))
-    tokenizer.add_tokens(["more"])
-    with pytest.raises(UserError, match="made with another tokenizer"):
-        check_tokenizer(manifest, tokenizer_fingerprint(tokenizer))
 
 
 # ------------------------------------------------------------------------------------------------ workers

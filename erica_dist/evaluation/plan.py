@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from erica_dist.config import FinetuneJob, TrainConfig
 from erica_dist.errors import UserError
 from erica_dist.evaluation import readers, scores, splits
 from erica_dist.evaluation.readers import Example
 from erica_dist.evaluation.sentences import Sentence, cut_sentences
-from erica_dist.shards.tokenizers import tokenizer_record
+from erica_dist.shards.tokenizers import read_tokenizer, tokenizer_record
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ def load_data(job: FinetuneJob) -> Data:
     }
     folder = _model_folder(settings.model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        tokenizer = read_tokenizer(folder)
+    except UserError as error:
         raise UserError(f"finetune.model={folder} has no tokenizer that can be loaded: {error}") from error
     record = tokenizer_record(tokenizer, settings.max_length)
     labels = sorted({example.label for part in examples.values() for example in part})

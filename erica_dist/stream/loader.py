@@ -7,7 +7,7 @@ starting at step k costs the same as starting at 0, and gives what the unbroken 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -285,21 +285,6 @@ def _deal_chunks(
 
 
 # ------------------------------------------------------------------------------------------------ shared
-
-
-def check_tokenizer(manifest: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
-    """Refuse shards that were made with another tokenizer than the model's.
-
-    Raises:
-        UserError: the fingerprints differ.
-    """
-    made_with = manifest["tokenizer"]["fingerprint"]
-    if made_with != tokenizer_fingerprint:
-        raise UserError(
-            f"data.shards was made with another tokenizer than the model's (fingerprints {made_with[:12]} and "
-            f"{tokenizer_fingerprint[:12]}): run `erica-dist tokenize` with the model's tokenizer, or start from the "
-            "model that belongs to the shards"
-        )
 
 
 def _checked(corpora: Corpora | ShardFolder, kind: str, model: str) -> Corpora:
