@@ -38,6 +38,7 @@ IN_FLIGHT_PER_SLOT = 2
 TASKS_PER_WORKER = 100  # then the worker process is replaced, before what libraries cache grows large
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the address of a network card; this one it takes as it is
 REACH_SECONDS = 10.0  # until a cluster must have answered
+GROWTH_SECONDS = 5.0  # between two looks for processors that have joined the cluster
 LOOK_SECONDS = 30.0  # without an answer: then it is looked whether the cluster still has a processor
 PAUSE_SECONDS = 0.5  # of a worker before the second attempt after an I/O error; doubles with each further one
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -227,7 +228,7 @@ class _Failure:
 def run_units(
     function: Callable[[Task], Any], tasks: Iterable[Task], slots: int, retries: int
 ) -> Iterator[Finished[Task]]:
-    """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave.
+    """Run `function` on each of `tasks` within `local_or_remote`, `slots` being what that gave; a cluster may grow.
 
     Raises:
         UserError: a disk is full, Ray has died on this machine, or no node of the cluster is left.
@@ -280,7 +281,12 @@ def _on_ray(
     remote = remote.options(name=getattr(function, "__name__", "unit"))  # the title of a worker's process
     waiting = iter(tasks)
     running: dict[Any, tuple[Task, int]] = {}
+    looked = time.monotonic()
     while True:
+        if time.monotonic() - looked > GROWTH_SECONDS:
+            # A node that has joined since, also one that an autoscaler started for what waits, is given work too.
+            slots = max(slots, int(ray.cluster_resources().get("CPU", 0)))
+            looked = time.monotonic()
         for task in itertools.islice(waiting, slots * IN_FLIGHT_PER_SLOT - len(running)):
             running[remote.remote(function, task, 1)] = (task, 1)
         if not running:

@@ -97,13 +97,22 @@ def test_a_killed_node_changes_nothing(
         assert head.process.poll() is None
 
         def kill() -> None:
-            deadline = time.monotonic() + PATIENCE
-            while not busy and time.monotonic() < deadline:
-                if finished_units(out) >= 2 and (workers := other.workers("build_unit")):
-                    busy.extend(worker.pid for worker in workers)
-                    other.kill()
-                time.sleep(0.02)
+            held: dict[int, psutil.Process] = {}  # at a stop, or the head may have done all before the other has begun
+            wait_for(lambda: finished_units(out) >= 2)
+            try:
+                while not (workers := other.workers("build_unit")):
+                    held.update({worker.pid: worker for worker in head.workers("build_unit")})
+                    for worker in held.values():
+                        worker.suspend()
+                    assert time.monotonic() < deadline, "the other node was given nothing to do"
+                    time.sleep(0.02)
+                busy.extend(worker.pid for worker in workers)
+                other.kill()
+            finally:
+                for worker in held.values():
+                    worker.resume()
 
+        deadline = time.monotonic() + PATIENCE
         killer = threading.Thread(target=kill)
         killer.start()
         build_corpus(dataclasses.replace(job(world, "node", workers=1), ray=RayConfig(address=address)))

@@ -170,6 +170,48 @@ def test_a_cluster_without_nodes_is_not_waited_for(tmp_path: Path, monkeypatch: 
         list(run_units(perform, [Step(1, "", str(tmp_path))], 2, retries=1))
 
 
+class Growing(NoNodes):
+    """A Ray whose cluster gets two more processors once the first task has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handed = 0
+        self.most = 0
+
+    def remote(self, *_: object, **__: object) -> Any:
+        def hand_out(*_: object) -> object:
+            self.handed += 1
+            self.most = max(self.most, self.handed)
+            return object()
+
+        task = SimpleNamespace(options=lambda **_: task, remote=hand_out)
+        return lambda _: task
+
+    def wait(self, references: list[object], **_: object) -> tuple[list[object], list[object]]:
+        self.handed -= 1
+        return references[:1], references[1:]
+
+    def get(self, reference: object) -> int:
+        return 1
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
+
+def test_nodes_that_join_later_are_given_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.exceptions
+
+    assert ray.exceptions
+    growing = Growing()
+    monkeypatch.setitem(sys.modules, "ray", growing)
+    monkeypatch.setattr(ray_jobs, "GROWTH_SECONDS", 0.0)
+    finished = run_units(perform, [Step(number, "", str(tmp_path)) for number in range(9)], 1, retries=1)
+    assert next(finished).value == 1
+    assert growing.most <= 3 * IN_FLIGHT_PER_SLOT
+    assert len(list(finished)) == 8
+    assert growing.most == 3 * IN_FLIGHT_PER_SLOT
+
+
 @pytest.mark.ray
 def test_an_address_without_a_cluster_is_refused() -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.9:1"), local_or_remote(RayConfig(address="127.0.0.9:1")):
