@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",  # 15 otherwise: beside other work a worker would hardly get a processor
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
