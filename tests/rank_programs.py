@@ -27,6 +27,17 @@ def gather_gradients(rows: list[list[list[float]]]) -> dict[str, Any]:
     }
 
 
+def contrastive_share(count: int, width: int) -> dict[str, Any]:
+    """What the benchmark measures as `gather`: this rank's share of the loss, its states and their gradient."""
+    from benchmarks import contrastive
+
+    dist.init_process_group("gloo")
+    states, labels = contrastive.pairs_of(count, width, 0, dist.get_rank(), dist.get_world_size())
+    loss = contrastive.gather(states, labels)
+    dist.destroy_process_group()
+    return {"loss": loss.item(), "states": states.tolist(), "gradient": states.grad.tolist()}
+
+
 def train(kind: str, out: str, groups: list[dict[str, Any]]) -> list[list[list[dict[str, float]]]]:
     """Train the `combinations` (lists of overrides) of each group on its `folder` for its `steps`.
 
