@@ -18,7 +18,7 @@ from typing import Any
 from erica_dist import config, settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
-from erica_dist.limits import check_numbers
+from erica_dist.limits import check_encoder_size, check_numbers
 from erica_dist.offline import stay_offline
 from erica_dist.stream.corpora import Corpora, open_corpora
 from erica_dist.stream.markers import find_markers
@@ -74,6 +74,7 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     check_numbers(job)
     if isinstance(job, EricaJob):
         config.check_erica(job.erica)
+        check_encoder_size(job.model)
     corpora = open_corpora(job.data, "train")
     _check_kind(kind, corpora)
     check_tokenizer(job, corpora)
