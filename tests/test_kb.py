@@ -311,8 +311,13 @@ def test_verify_checks_every_byte_and_a_changed_size_is_not_taken_for_built(tmp_
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match=r"names_weights\.npy is damaged"):
         verify(made.out)
+    (Path(made.out) / "names_offsets.npy").unlink()
+    with pytest.raises(
+        UserError, match=r"2 files are damaged:\n .*names_offsets\.npy: No such file.*\n .*names_weights\.npy is d"
+    ):
+        verify(made.out)
     path.write_bytes(whole[:-4])
-    with pytest.raises(UserError, match=r"has lost or changed names_weights\.npy"):
+    with pytest.raises(UserError, match=r"has lost or changed names_offsets\.npy, names_weights\.npy"):
         build_kb(made)
 
 

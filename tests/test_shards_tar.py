@@ -9,6 +9,7 @@ import tarfile
 
 import pytest
 
+from erica_dist.cli import main
 from erica_dist.errors import UserError
 from erica_dist.shards.documents import read_documents, write_documents
 from erica_dist.shards.manifest import CORPUS, TRAINING_SHARDS, fingerprint, read_manifest, write_manifest
@@ -219,6 +220,26 @@ def test_verify_names_the_damaged_document(tmp_path, path, value, message):
     place[path[-1]] = value
     with pytest.raises(UserError, match=f"documents-00000.tar: document 000000000005: .*{message}"):
         verify(corpus(tmp_path, document))
+
+
+def test_verify_names_every_damaged_file_of_a_corpus(tmp_path, capsys, monkeypatch):
+    folder = corpus(tmp_path / "corpus", DOCUMENT | {"relations": [[0, 0, "P17"]]})
+    flip(folder / "text-00000.tar")
+    assert main(["verify", str(folder)]) == 2
+    first, document, text = capsys.readouterr().err.splitlines()
+    assert first == f"erica-dist verify: error: {folder}: 2 files are damaged:"
+    assert document.startswith(f"  {folder}/documents-00000.tar: document 000000000005: relation [0, 0, P17] is not")
+    assert text.startswith(f"  {folder}/text-00000.tar is damaged: its sha256 is")
+    monkeypatch.setattr("erica_dist.shards.verify.SHOWN", 1)
+    with pytest.raises(UserError) as caught:
+        verify(folder)
+    assert str(caught.value).splitlines()[2:] == ["  ... and 1 more"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def test_verify_compares_hashes_and_counts(tmp_path):

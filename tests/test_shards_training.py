@@ -20,7 +20,14 @@ from erica_dist.shards.reader import DocumentView, SequenceView, ShardFolder
 from erica_dist.shards.tarfiles import sha256_file
 from erica_dist.shards.tokenizers import tokenizer_fingerprint, tokenizer_record
 from erica_dist.shards.verify import verify
-from tests.synthetic import RAGGED, pack_block, tiny_tokenizer, write_documents_folder, write_sequences_folder
+from tests.synthetic import (
+    RAGGED,
+    compile_indices,
+    pack_block,
+    tiny_tokenizer,
+    write_documents_folder,
+    write_sequences_folder,
+)
 
 DOCUMENT = {
     "document_key": 9,
@@ -211,6 +218,30 @@ def test_any_flipped_byte_is_noticed_by_verify(sequences):
                 verify(sequences)
         (sequences / name).write_bytes(data)
     verify(sequences)
+
+
+def test_verify_names_every_damaged_file(documents):
+    damaged = [
+        "train-00000.tar",
+        "train-00002.index.json",
+        "validation-00000.tar",
+        "train.lengths.npy",
+        "tokenizer.json",
+    ]
+    compile_indices(documents)
+    for name in damaged:
+        path = documents / ("tokenizer" if name == "tokenizer.json" else "") / name
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    (documents / "train-00001.tar").unlink()
+    with pytest.raises(UserError) as caught:
+        verify(documents)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{documents}: 6 files are damaged:"
+    places = ["train-00000.tar", "train-00001.tar", "train-00002.index.json", "validation-00000.tar"]
+    for name, line in zip([*places, "train.lengths.npy", "tokenizer/tokenizer.json"], lines, strict=True):
+        assert f"{documents}/{name}" in line
 
 
 def rewrite_index(folder: Path, name: str, change) -> None:
