@@ -278,6 +278,50 @@ def test_the_stop_flag_remembers_the_first_signal_only() -> None:
             signal.signal(number, handler)
 
 
+RANK = """
+import os, time
+from erica_dist.training.preemption import StopFlag
+stop, parent, began = StopFlag(), os.getppid(), time.monotonic()
+stop.install(watch_launcher=True)
+print("begins", bool(stop), flush=True)
+while os.getppid() == parent and time.monotonic() < began + 120:
+    time.sleep(0.02)
+print("orphan", bool(stop), stop.reason, flush=True)
+"""
+PARENT = """
+import subprocess, sys, time
+command = [sys.executable, "-c", sys.argv[1]]
+subprocess.run(["sh", "-c", '"$@"; true', "sh", *command] if "wrapped" in sys.argv else command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "wrapped", "heard"),
+    [
+        ("deepspeed/launcher/launch.py", [], "orphan True the launcher is gone"),
+        ("deepspeed/launcher/launch.py", ["wrapped"], "orphan True the launcher is gone"),
+        ("by_hand.py", [], "orphan False "),
+    ],
+)
+def test_only_deepspeeds_launcher_is_missed(script: str, wrapped: list[str], heard: str, tmp_path: Path) -> None:
+    """Ranks that somebody started by hand, with RANK set, train on when the shell that started them is left."""
+    path = tmp_path / script
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(PARENT)
+    command = [sys.executable, str(path), RANK, *wrapped]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        try:
+            assert parent.stdout.readline() == "begins False\n"
+            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+            parent.kill()
+            if wrapped:
+                os.kill(int(children[0]), signal.SIGKILL)
+            assert parent.stdout.readline() == f"{heard}\n"
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process, as plain python starts it."""

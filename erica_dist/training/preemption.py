@@ -5,7 +5,8 @@ each step; when one is set every rank saves the same step and leaves. A second s
 never broken off.
 
 The `deepspeed` command does not pass a SIGTERM on: it dies, and its ranks would train on, seen by nobody. So under that
-launcher a rank also stops when a process above it has gone.
+launcher a rank also stops when a process above it has gone. Ranks that were started by hand, with RANK set, have nobody
+above them who would care: a shell that is left leaves them alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from types import FrameType
 
 # The batch script requeues the job when the trainer leaves with this status.
 REQUEUE_STATUS = 85
+DEPTH = 5  # processes above a rank among which the launcher is looked for: a wrapper script may stand between
+_LAUNCHER = (b"deepspeed.launcher.launch", b"deepspeed/launcher/launch.py")  # how words of its command line end
 
 
 class StopFlag:
@@ -24,28 +27,52 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._launchers: tuple[int, int] | None = None
+        self._above: list[int] = []
 
     def install(self, watch_launcher: bool) -> None:
-        """Take the signals over, and with `watch_launcher` remember the two launcher processes above this one."""
+        """Take the signals over, and with `watch_launcher` remember DeepSpeed's processes above this one."""
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._remember)
-        self._launchers = _launchers() if watch_launcher else None
+        self._above = _launchers() if watch_launcher else []
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or signal.Signals(number).name
 
     def __bool__(self) -> bool:
-        if not self.reason and self._launchers not in (None, _launchers()):
+        if not self.reason and self._above != _ancestors(len(self._above)):
             self.reason = "the launcher is gone"
         return bool(self.reason)
 
 
-def _launchers() -> tuple[int, int]:
-    """Process ids of our parent and of its parent; an orphan's parent is another one than before."""
-    parent = os.getppid()
+def _launchers() -> list[int]:
+    """Process ids from our parent up to this node's `launch.py` of DeepSpeed and the one above it: the `deepspeed`
+    command, or the remote shell that it opened. Empty: no launcher of DeepSpeed started us."""
+    above = _ancestors(DEPTH)
+    for place, process in enumerate(above):
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            break
+        if any(word.endswith(_LAUNCHER) for word in words):
+            return above[: place + 2]
+    return []
+
+
+def _ancestors(count: int) -> list[int]:
+    """Process ids of our parent, its parent and so on; an orphan's parent is another one than before. Fewer than
+    `count` at the top of the tree."""
+    above: list[int] = []
+    while len(above) < count:
+        parent = os.getppid() if not above else _parent(above[-1])
+        if not parent:
+            break
+        above.append(parent)
+    return above
+
+
+def _parent(process: int) -> int:
+    """0: there is none, or the process is gone."""
     try:
-        fields = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return parent, 0
-    return parent, int(fields[1])
+        return 0
