@@ -150,6 +150,8 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         if changed:
             journal.event("settings_changed", step=start_step, **changed)
             say(f"warning: settings are not those of the steps before: {', '.join(sorted(changed))} (events.jsonl)")
+        if resumed and state["ranks"] != ranks:
+            journal.event("ranks_changed", step=start_step, before=state["ranks"], now=ranks)
         if left_out:
             journal.event("damaged_held_out", step=start_step, documents=left_out, first=faults[0] if faults else "")
         return journal, _start_tracking(job, kind, corpora, ranks, environment)
@@ -174,6 +176,7 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         f"{kind}: {len(corpora):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s) x "
         f"{split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
         + (f", going on from step {start_step}" if start_step else "")
+        + (f" of {state['ranks']} rank(s)" if start_step and state["ranks"] != ranks else "")
     )
     if slow := slow_precision(job.train.precision):
         say(f"warning: {slow}")
@@ -249,12 +252,12 @@ def _order(kind: str, job: Any, corpora: Corpora) -> dict[str, Any]:
 
 
 def _form(job: Any) -> dict[str, Any]:
-    """What decides the shapes and files of a checkpoint."""
+    """What decides the shapes and numbers of a checkpoint; the ranks and the ZeRO stage may change."""
     model = job.model
     own = (model.layers, model.hidden_size, model.heads, model.feed_forward, model.embedding_size)
     size = f"{model.size} {own}" if any(own) else model.size
     of_model = {} if model.init else {"model.size": size}  # a folder may move: `checkpoint.check_weights`
-    return of_model | {"train.zero_stage": job.train.zero_stage, "train.precision": job.train.precision}
+    return of_model | {"train.precision": job.train.precision}
 
 
 def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bool:
@@ -264,7 +267,7 @@ def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bo
         return False
     if not job.train.resume:
         raise UserError(f"{job.run.dir} holds checkpoints and train.resume is false: give another run.dir")
-    step = checkpoint.check(newest, _order(kind, job, corpora), cluster.world_size, job.data.allow_changed)
+    step = checkpoint.check(newest, _order(kind, job, corpora), job.data.allow_changed)
     if step >= job.train.steps and cluster.rank == 0:
         print(f"already at step {step} of {job.train.steps}, nothing to do (raise train.steps to go on)", flush=True)
     return step >= job.train.steps
