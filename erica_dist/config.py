@@ -17,8 +17,8 @@ Schedule = Literal["linear", "constant", "cosine"]
 
 @dataclass
 class ModelConfig:
-    init: str = ""  # Hugging Face folder to start from; empty: from scratch with `size`
-    size: str = "base"  # tiny, mini (ERICA), small, base, large: used when `init` is empty
+    init: str = ""  # Hugging Face folder to start from (ELECTRA: exported pair of this size); empty: from scratch
+    size: str = "base"  # tiny, mini (ERICA), small, base, large; ERICA: not beside `init`, whose folder decides
     # each 0: as `size` says
     layers: int = 0
     hidden_size: int = 0

@@ -1,4 +1,7 @@
-"""What the numbers of a training job may be: one table, looked at before anything else is done."""
+"""What the numbers of a training job may be: one table, looked at before anything else is done.
+
+And which numbers of a model have no effect.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from erica_dist import settings
+from erica_dist.config import ModelConfig
 from erica_dist.errors import UserError
 
 Rule = tuple[str, Callable[[float], bool]]
@@ -56,3 +60,24 @@ def check_numbers(job: Any) -> None:
         text, holds = LIMITS.get(key, ("a finite number", lambda _: True))
         if isinstance(value, (int, float)) and not (math.isfinite(value) and holds(value)):
             raise UserError(f"{key}={value} must be {text}")
+
+
+def check_encoder_size(model: ModelConfig) -> None:
+    """Refuse what an ERICA job says of its encoder's size and nobody would read. A value that is the default is taken
+    for not given: the resolved config.yaml of a run names all.
+
+    Raises:
+        UserError: a size beside the folder that decides it, or a number that encoders do not have.
+    """
+    numbers = ("layers", "hidden_size", "heads", "feed_forward", "embedding_size")
+    unread = [f"model.{name}={getattr(model, name)}" for name in numbers if getattr(model, name)]
+    if model.init:
+        if model.size != ModelConfig.size:
+            unread.insert(0, f"model.size={model.size}")
+        if unread:
+            raise UserError(
+                f"{', '.join(unread)} would have no effect: model.init={model.init} decides the size; leave out one or "
+                "the other"
+            )
+    elif model.embedding_size:
+        raise UserError(f"{unread[-1]} would have no effect: only ELECTRA's models have it; leave it out")

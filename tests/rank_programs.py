@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -25,6 +26,17 @@ def gather_gradients(rows: list[list[list[float]]]) -> dict[str, Any]:
         "gradient": own.grad.tolist(),
         "tables": [table.tolist() for table in tables],
     }
+
+
+def contrastive_share(count: int, width: int) -> dict[str, Any]:
+    """What the benchmark measures as `gather`: this rank's share of the loss, its states and their gradient."""
+    from benchmarks import contrastive
+
+    dist.init_process_group("gloo")
+    states, labels = contrastive.pairs_of(count, width, 0, dist.get_rank(), dist.get_world_size())
+    loss = contrastive.gather(states, labels)
+    dist.destroy_process_group()
+    return {"loss": loss.item(), "states": states.tolist(), "gradient": states.grad.tolist()}
 
 
 def train(kind: str, out: str, groups: list[dict[str, Any]]) -> list[list[list[dict[str, float]]]]:
@@ -73,6 +85,39 @@ def train(kind: str, out: str, groups: list[dict[str, Any]]) -> list[list[list[d
         wrapped.destroy()
     dist.destroy_process_group()
     return metrics
+
+
+def failing_trainings(shards: str, out: str, uri: str) -> dict[str, str]:
+    """Trainings that come to an end before their first step, each in a folder of its fault's name. Gives how."""
+    from unittest.mock import patch
+
+    from erica_dist.training.job import main
+
+    nan = {"loss": float("nan")}
+    faults = {
+        "engine": [patch("erica_dist.training.engine.build_engine", side_effect=RuntimeError("no memory"))],
+        "terminal": [patch("sys.stdout", open("/dev/full", "w"))],  # noqa: SIM115
+        "held out": [patch("erica_dist.training.electra.evaluate", side_effect=RuntimeError("no memory"))],
+        "data": [patch("erica_dist.training.loop.next_on_all_ranks", side_effect=RuntimeError("a loader died"))],
+        "loss": [patch("erica_dist.training.electra.train_step", return_value=nan)],
+        "disk": [
+            patch("erica_dist.training.electra.train_step", return_value=nan),
+            patch("erica_dist.tracking.journal.Journal.close", side_effect=OSError("no space left")),
+        ],
+    }
+    words = ["model.size=tiny", "model.max_length=32", "train.global_batch=4", "train.micro_batch=4", "train.steps=2"]
+    words += [f"data.shards={shards}", "data.workers=0", "data.validation_documents=4", f"tracking.uri={uri}"]
+    ends = {}
+    for name, patches in faults.items():
+        with contextlib.ExitStack() as broken:
+            # DeepSpeed does not find its groups again in a second process group
+            for each in (*patches, patch("torch.distributed.destroy_process_group")):
+                broken.enter_context(each)
+            try:
+                ends[name] = f"status {main('electra', [*words, f'run.dir={out}/{name}', 'tracking.experiment=test'])}"
+            except (OSError, RuntimeError) as error:
+                ends[name] = type(error).__name__
+    return ends
 
 
 def _gradients(engine: Any) -> dict[str, torch.Tensor]:

@@ -15,12 +15,14 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
-from erica_dist.config import ModelConfig
+from erica_dist.config import ElectraConfig, ModelConfig
 from erica_dist.errors import UserError
+from erica_dist.evaluation.plan import model_folder
 from erica_dist.evaluation.relation_classification import build_classifier
 from erica_dist.export import export_run
 from erica_dist.models import fitness
 from erica_dist.models.attention import PACKED
+from erica_dist.models.electra import build_electra
 from erica_dist.models.encoder import build_encoder, hidden_states, mlm_logits
 from erica_dist.models.states import PACKED_TYPES
 from tests.synthetic import tiny_tokenizer, write_documents_folder
@@ -347,10 +349,55 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="describes no model"):
         build(folder)
-    (tmp_path / "discriminator").mkdir()
-    (tmp_path / "discriminator" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"it is a pair: give .*/discriminator"):
+
+
+@pytest.mark.parametrize(
+    ("inner", "what"),
+    [("discriminator", "an exported ELECTRA pair"), ("0_Transformer", "a sentence-transformers folder, whose encoder")],
+)
+def test_a_model_further_in_is_named(inner: str, what: str, tmp_path: Path) -> None:
+    write_folder("bert", tmp_path / inner)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"it has no config.json; it is {what}.*: give {tmp_path / inner}$"):
         build(tmp_path)
+    assert build(tmp_path / inner).config.model_type == "bert"
+
+
+@pytest.mark.parametrize(
+    ("init", "text"),
+    [
+        (
+            "bert-base-uncased",
+            r".*, and nothing is downloaded; .*\(hf download bert-base-uncased --local-dir FOLDER\), ",
+        ),
+        ("google/electra-small", r".*, and nothing is downloaded; .*\(hf download google/electra-small --local-dir FO"),
+        ("/models/bert", r"there is no such folder$"),
+        ("./bert", r"there is no such folder$"),
+        ("FILE", r"it is a file; give the folder that it lies in \(.*\), if that has a config.json$"),
+    ],
+)
+def test_what_is_no_folder_gets_its_remedy(
+    init: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    init = init.replace("FILE", str(tmp_path / "model.safetensors"))
+    settings = ModelConfig(init=init, size="tiny", max_length=32)
+    lack = "there is no such folder, and nothing is downloaded; give the folder that `erica-dist export` writes"
+    with pytest.raises(UserError, match=f"^model.init={init} is no Hugging Face folder: {text}"):
+        build_encoder(settings, TOKENIZER, seed=0)
+    with pytest.raises(UserError, match=f"^model.init={init} is no exported ELECTRA pair: {lack}"):
+        build_electra(settings, ElectraConfig(), TOKENIZER, seed=0)
+    with pytest.raises(UserError, match=f"^finetune.model={init} is no Hugging Face folder: {text}"):
+        model_folder(init)
+
+
+def test_an_encoder_alone_is_no_pair(tmp_path: Path) -> None:
+    write_folder("electra", tmp_path)
+    settings = ModelConfig(init=str(tmp_path), size="tiny", max_length=32)
+    with pytest.raises(UserError, match=r"no exported ELECTRA pair: it has no discriminator/config.json, .*; give "):
+        build_electra(settings, ElectraConfig(), TOKENIZER, seed=0)
 
 
 def test_the_trial_before_a_run_leaves_no_gradient_and_no_random_state(tmp_path: Path) -> None:

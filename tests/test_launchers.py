@@ -312,6 +312,16 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run.dir=OUT", "data.shards=DOCUMENTS", "train.global_batch=12", "train.micro_batch=8"], "nearest that does"),
         (["run.dir=OUT", "data.shards=DOCUMENTS", "train.zero_stage=4"], "must be 0, 1, 2 or 3"),
         (["run.dir=OUT", "data.shards=DOCUMENTS", "model.init=OTHER"], "is not the one that cut data.shards"),
+        (
+            ["run.dir=OUT", "model.init=/m", "model.size=tiny"],
+            "model.size=tiny would have no effect: model.init=/m dec",
+        ),
+        (
+            ["run.dir=OUT", "model.init=/m", "model.layers=3", "model.embedding_size=8"],
+            "rs=3, model.embedding_size=8 would",
+        ),
+        (["run.dir=OUT", "model.embedding_size=8"], "model.embedding_size=8 would have no effect: only ELECTRA's"),
+        (["run.dir=OUT", "model.init=/m", "model.size=base", "model.layers=0"], "give data.shards"),
         (["--config", "NOWHERE.yaml"], "cannot read the configuration"),
     ],
 )

@@ -22,6 +22,8 @@ from erica_dist.tracking import store
 from erica_dist.tracking.journal import Journal
 from erica_dist.tracking.mlflow_sink import MLflowSink, resend
 from erica_dist.tracking.owner import Owner
+from tests.ranks import run_ranks
+from tests.synthetic import write_sequences_folder
 
 pytest_plugins = ["tests.tracking_stores"]
 
@@ -280,6 +282,26 @@ def test_runs_of_dead_processes_are_closed_and_those_of_others_left(store_uri: s
     status = {run.info.run_name: run.info.status for run in client.search_runs([experiment])}
     assert status["dead"] == status["recycled"] == "KILLED"
     assert status["mine"] == status["elsewhere"] == status["nobody's"] == "RUNNING"
+
+
+def test_a_training_that_fails_before_its_first_step_leaves_no_run_running(store_uri: str, tmp_path: Path) -> None:
+    shards = write_sequences_folder(tmp_path / "shards", sequences=12, validation=4)
+    arguments = {"shards": str(shards), "out": str(tmp_path), "uri": store_uri}
+    (ends,) = run_ranks("tests.rank_programs:failing_trainings", 1, arguments)
+    assert ends == {
+        "engine": "RuntimeError",
+        "terminal": "OSError",
+        "held out": "RuntimeError",
+        "data": "RuntimeError",
+        "loss": "status 2",
+        "disk": "OSError",
+    }
+    client = store.connect(store_uri)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    status = {run.info.run_name: run.info.status for run in client.search_runs([experiment.experiment_id])}
+    # without an engine the training had not begun in MLflow
+    assert status == dict.fromkeys(("terminal", "held out", "data", "loss", "disk"), "FAILED")
 
 
 def _train_in_new_store(run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 
 from erica_dist import settings
-from erica_dist.config import ElectraJob
+from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
+from erica_dist.models.encoder import build_encoder
 from erica_dist.shards.reader import ShardFolder
-from erica_dist.stream.loader import ElectraStream
+from erica_dist.stream.loader import ElectraStream, EricaStream, erica_validation
 from erica_dist.tracking.journal import Journal, read_metrics
-from erica_dist.training import loop
+from erica_dist.training import erica, loop
+from erica_dist.training.modules import EricaModule
 from erica_dist.training.preemption import StopFlag
-from tests.synthetic import write_sequences_folder
+from tests.synthetic import write_documents_folder, write_sequences_folder
 
 
 def run(folder: Path, recalls: list[float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[dict[str, Any]]]:
@@ -121,3 +124,29 @@ def test_samples_and_epochs_are_written_down_at_each_step(tmp_path: Path, monkey
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["documents"] for row in rows] == [8] * 5  # of 20: the third step begins the second epoch
     assert [row["epoch"] for row in rows] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+
+
+def test_what_is_counted_is_written_without_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = write_documents_folder(tmp_path / "shards", documents=20, validation=8, seed=3)
+    words = ["model.size=tiny", "model.max_length=128", "train.global_batch=8", "train.micro_batch=4", "data.workers=0"]
+    job = settings.load(EricaJob, None, [*words, "train.steps=1"])
+    held_out, train = ShardFolder.open(shards, "validation"), ShardFolder.open(shards)
+    module = EricaModule(build_encoder(job.model, train.tokenizer, seed=0))
+
+    class Engine:
+        def __call__(self, *words: Any, **more: Any) -> Any:
+            return module(*words, **more)
+
+    engine: Any = Engine()
+    engine.module, engine.eval, engine.train = module, module.eval, module.train
+    monkeypatch.setattr(erica, "backward", lambda *words, **more: None)
+    batches = erica_validation(held_out, job, 0, 1, [])
+    journal = Journal.open(tmp_path / "metrics.jsonl")
+    journal.write_evaluation({"step": 0, **erica.evaluate(engine, batches, job, None)})
+    journal.write({"step": 1, **erica.train_step(engine, EricaStream(train, job).step(0).micro_batches, job, 1)})
+    journal.close()
+    scored, trained = ((tmp_path / name).read_text() for name in ("evaluation.jsonl", "metrics.jsonl"))
+    queries = sum(len(batch.query_head_Q) for batch in batches if batch)
+    assert queries == 8  # one a document
+    assert re.search(rf'"queries": {queries}, "anchors": [1-9][0-9]*, ', scored), scored
+    assert re.search(r'"rd_anchors": [1-9][0-9]*, "rd_pool": [0-9]+\.[0-9]+', trained), trained

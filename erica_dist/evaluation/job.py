@@ -129,13 +129,13 @@ def _on_ranks(
         tags = _write_run_folder(job)
         journal = Journal.open(run_dir / METRICS)
         sink = _start_tracking(job, tags | {"ranks": str(cluster.world_size)})
-    say(
-        f"relation classification: {len(data.labels)} labels, {len(plans[0].sentences):,} examples "
-        f"({job.finetune.percent:g} %), {len(plans[0].dev):,} dev, {len(data.test):,} test; {len(plans)} seed(s), "
-        + (f"chosen by dev {by}" if by else "no dev examples: the last step's model is tested")
-    )
     status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
     try:
+        say(
+            f"relation classification: {len(data.labels)} labels, {len(plans[0].sentences):,} examples "
+            f"({job.finetune.percent:g} %), {len(plans[0].dev):,} dev, {len(data.test):,} test; {len(plans)} seed(s), "
+            + (f"chosen by dev {by}" if by else "no dev examples: the last step's model is tested")
+        )
         runs: list[SeedResult] = []
         predictions: list[str] = []
         recorder = Recorder(journal, say)
@@ -154,12 +154,14 @@ def _on_ranks(
                 say(results.table(result))
             status = "FINISHED"
     finally:
-        if journal is not None:
-            journal.close()
-        if sink is not None:
-            names = ("config.yaml", "environment.json", METRICS, EVALUATION, EVENTS)
-            artifacts = [run_dir / name for name in (*names, results.RESULT, results.PREDICTIONS)]
-            sink.close(status, [path for path in artifacts if path.exists()])
+        try:
+            if journal is not None:
+                journal.close()
+        finally:
+            if sink is not None:
+                names = ("config.yaml", "environment.json", METRICS, EVALUATION, EVENTS)
+                artifacts = [run_dir / name for name in (*names, results.RESULT, results.PREDICTIONS)]
+                sink.close(status, [path for path in artifacts if path.exists()])
     checkpoint.barrier()  # a launcher ends all ranks when the first one leaves: not before rank 0 has told MLflow
     if status == "KILLED":
         say("stopped by a signal; the same command starts over")

@@ -48,7 +48,7 @@ def load_data(job: FinetuneJob) -> Data:
         for use, path in (("train", settings.train), ("dev", settings.dev), ("test", settings.test))
         if path
     }
-    folder = _model_folder(settings.model)
+    folder = model_folder(settings.model)
     try:
         tokenizer = read_tokenizer(folder)
     except UserError as error:
@@ -65,12 +65,14 @@ def load_data(job: FinetuneJob) -> Data:
     return Data(folder, record, labels, cut(examples["train"]), dev, cut(examples["test"]), scores.is_semeval(labels))
 
 
-def _model_folder(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """The folder itself, or the discriminator within an exported ELECTRA pair."""
     for folder in (Path(name), Path(name) / "discriminator"):
         if (folder / "config.json").is_file():
             return folder
-    raise UserError(f"finetune.model={name} is no Hugging Face folder: it has no config.json")
+    from erica_dist.models.folder import why_no_folder
+
+    raise UserError(f"finetune.model={name} is no Hugging Face folder: {why_no_folder(name)}")
 
 
 def plan_seed(job: FinetuneJob, data: Data, seed: int) -> Plan:

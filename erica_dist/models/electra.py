@@ -14,6 +14,7 @@ Legend: T packed tokens, K masked positions, V vocabulary.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,6 +134,12 @@ def _load(discriminator: ElectraForPreTraining | None, generator: ElectraForMask
     for name, module in (("discriminator", discriminator), ("generator", generator)):
         if module is None:
             continue
+        if not Path(folder, name, "config.json").is_file():
+            lack = f"it has no {name}/config.json" if Path(folder).is_dir() else "there is no such folder"
+            raise UserError(
+                f"model.init={folder} is no exported ELECTRA pair: {lack}, and nothing is downloaded; give the folder "
+                "that `erica-dist export` writes of an ELECTRA run"
+            )
         try:
             source = type(module).from_pretrained(f"{folder}/{name}", local_files_only=True)
             module.load_state_dict(source.state_dict())

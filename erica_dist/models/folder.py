@@ -6,6 +6,7 @@ No code of the folder runs: no custom modelling code (`auto_map`), no pickled ob
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ from erica_dist.errors import UserError
 from erica_dist.models.attention import PACKED
 from erica_dist.models.states import PACKED_TYPES
 
+# folders that hold a model further in: where, and what they are
+_INSIDE = {
+    "discriminator": "it is an exported ELECTRA pair",
+    "0_Transformer": "it is a sentence-transformers folder, whose encoder lies further in",
+}
 # parts of the names of dropouts in heads that are not used here
 _OF_OTHER_HEADS = ("classif", "cls_", "qa_", "summary", "pooler", "lora")
 # what transformers, torch and safetensors raise on a folder that does not fit its configuration or is damaged
@@ -40,9 +46,7 @@ def folder_configuration(folder: str, dropout: float, tokenizer: dict[str, Any])
     """
     place = f"model.init={folder}"
     if not (Path(folder) / "config.json").is_file():
-        inner = Path(folder) / "discriminator"
-        remedy = f"; it is a pair: give {inner}" if (inner / "config.json").is_file() else ""
-        raise UserError(f"{place} is no Hugging Face folder: it has no config.json{remedy}")
+        raise UserError(f"{place} is no Hugging Face folder: {why_no_folder(folder)}")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of a damaged file transformers raises whatever its parsers do
@@ -68,6 +72,24 @@ def folder_configuration(folder: str, dropout: float, tokenizer: dict[str, Any])
         model_class: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
         config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
     return config
+
+
+def why_no_folder(folder: str) -> str:
+    """What is there in place of a Hugging Face folder, and the remedy."""
+    path = Path(folder)
+    if path.is_dir():
+        for name, what in _INSIDE.items():
+            if (path / name / "config.json").is_file():
+                return f"it has no config.json; {what}: give {path / name}"
+        return "it has no config.json"
+    if path.exists():
+        return f"it is a file; give the folder that it lies in ({path.parent}), if that has a config.json"
+    if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", folder):  # may be a name on the hub
+        return (
+            "there is no such folder, and nothing is downloaded; a model of the Hugging Face hub is saved once where "
+            f"there is a network (hf download {folder} --local-dir FOLDER), then give that folder"
+        )
+    return "there is no such folder"
 
 
 def _refuse_other_models(place: str, config: PreTrainedConfig) -> None:

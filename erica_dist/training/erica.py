@@ -97,7 +97,7 @@ def _scores(sums: list[float], counts: Counts, weights: EricaWeights, mlm_count:
         "loss_ed": ed,
         "loss_mlm": mlm,
         **{f"rd_{name}": part for name, part in zip(PARTS, parts, strict=True)},
-        "rd_anchors": counts.anchors,
+        "rd_anchors": int(counts.anchors),
         "rd_pool": counts.pool / max(cells, 1),
     }
     # what there is nothing to measure of is left out: 0 would be a result
@@ -255,6 +255,6 @@ def evaluate(
         "rd_map": score,
         "mlm_loss": mlm / max(masked, 1),
         "mlm_perplexity": math.exp(min(mlm / max(masked, 1), 700.0)),
-        "queries": queries,
+        "queries": int(queries),
         "anchors": anchors,
     }

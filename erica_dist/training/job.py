@@ -18,7 +18,7 @@ from typing import Any
 from erica_dist import config, settings
 from erica_dist.config import ElectraJob, EricaJob
 from erica_dist.errors import UserError
-from erica_dist.limits import check_numbers
+from erica_dist.limits import check_encoder_size, check_numbers
 from erica_dist.offline import stay_offline
 from erica_dist.stream.corpora import Corpora, open_corpora
 from erica_dist.stream.markers import find_markers
@@ -74,6 +74,7 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
     check_numbers(job)
     if isinstance(job, EricaJob):
         config.check_erica(job.erica)
+        check_encoder_size(job.model)
     corpora = open_corpora(job.data, "train")
     _check_kind(kind, corpora)
     check_tokenizer(job, corpora)
@@ -102,7 +103,7 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
 
     from erica_dist.objectives.gather import ranks as joined
     from erica_dist.stream.loader import electra_validation, erica_validation
-    from erica_dist.tracking.journal import METRICS, Journal
+    from erica_dist.tracking.journal import EVALUATION, EVENTS, METRICS, Journal
     from erica_dist.training import electra, erica, loop
     from erica_dist.training.agreement import together
     from erica_dist.training.engine import build_engine, device, slow_precision, sum_over_ranks
@@ -167,38 +168,37 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         checkpoint_state=_order(kind, job, corpora) | {"parameters": parameters},
         start_step=start_step,
     )
-    # nothing may come between this and what ends the run in MLflow
-    journal, sink = together(open_run)
     split = (
         f"{job.train.micro_batch} x {accumulation}" if accumulation else f"{job.train.micro_tokens:,} pieces at a time"
     )
-    say(
-        f"{kind}: {len(corpora):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s) x "
-        f"{split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
-        + (f", going on from step {start_step}" if start_step else "")
-        + (f" of {state['ranks']} rank(s)" if start_step and state["ranks"] != ranks else "")
-    )
-    if slow := slow_precision(job.train.precision):
-        say(f"warning: {slow}")
-    if left_out:
-        say(f"warning: {left_out} damaged held-out document(s) are left out of all scores")
-    if is_erica and config.published_options(job.erica)[0] != "own":
-        behaviour, taken = config.published_options(job.erica)
-        say(f"erica: {behaviour}, as in the published code: {', '.join(taken)}")
+    # nothing may come between this and what ends the run in MLflow, not even a line on a terminal that is gone
+    journal, sink = together(open_run)
     status = "FAILED"
     try:
+        say(
+            f"{kind}: {len(corpora):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s)"
+            f" x {split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
+            + (f", going on from step {start_step}" if start_step else "")
+            + (f" of {state['ranks']} rank(s)" if start_step and state["ranks"] != ranks else "")
+        )
+        if slow := slow_precision(job.train.precision):
+            say(f"warning: {slow}")
+        if left_out:
+            say(f"warning: {left_out} damaged held-out document(s) are left out of all scores")
+        if is_erica and config.published_options(job.erica)[0] != "own":
+            behaviour, taken = config.published_options(job.erica)
+            say(f"erica: {behaviour}, as in the published code: {', '.join(taken)}")
         last = loop.run(task, journal, stop, say)
         status = "FINISHED" if last >= job.train.steps else "KILLED"
     finally:
-        stream.close()
-        if journal is not None:
-            journal.close()
-        if sink is not None:
-            artifacts = [
-                run_dir / name
-                for name in ("config.yaml", "environment.json", METRICS, "evaluation.jsonl", "events.jsonl")
-            ]
-            sink.close(status, [path for path in artifacts if path.exists()])
+        try:
+            stream.close()
+            if journal is not None:
+                journal.close()
+        finally:
+            if sink is not None:
+                names = ("config.yaml", "environment.json", METRICS, EVALUATION, EVENTS)
+                sink.close(status, [path for name in names if (path := run_dir / name).exists()])
     checkpoint.barrier()  # a launcher ends all ranks when the first one leaves: not before rank 0 has told MLflow
     if status == "KILLED":
         say(f"stopped after step {last}; the checkpoint is written, start the same command to go on")
