@@ -14,7 +14,7 @@ from erica_dist import settings
 from erica_dist.config import EricaJob
 from erica_dist.errors import UserError
 from erica_dist.training import checkpoint
-from erica_dist.training import job as job_module
+from erica_dist.training.run_folder import changed_settings
 from erica_dist.training.tensor_files import load_tensors
 from tests.ranks import run_ranks
 from tests.synthetic import write_documents_folder, write_sequences_folder
@@ -152,11 +152,11 @@ def test_a_checkpoint_of_another_form_is_refused_and_an_older_one_is_not_asked_w
 
 def test_settings_that_changed_since_the_run_began_are_found(tmp_path: Path) -> None:
     job = settings.load(EricaJob, None, ["erica.temperature=0.1", "train.steps=5", f"run.dir={tmp_path}"])
-    assert job_module._changed_settings(tmp_path, job) == {}, "nothing is known"
+    assert changed_settings(tmp_path, job) == {}, "nothing is known"
     (tmp_path / "config.yaml").write_text(settings.dump(job))
-    assert job_module._changed_settings(tmp_path, job) == {}
+    assert changed_settings(tmp_path, job) == {}
     words = ["erica.temperature=0.2", "train.steps=9", "run.dir=elsewhere", "erica.weights.rd_parts=[1,1,1,0]"]
-    changed = job_module._changed_settings(tmp_path, settings.load(EricaJob, None, words))
+    changed = changed_settings(tmp_path, settings.load(EricaJob, None, words))
     assert changed == {
         "erica.temperature": "0.1 -> 0.2",
         "train.steps": "5 -> 9",
