@@ -131,6 +131,54 @@ def _gradients(engine: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def cross(
+    folder: str, out: str, begin: list[list[str]], go_on: list[tuple[int, list[str]]], steps: int = 4
+) -> list[dict[str, Any]]:
+    """Runs that begin on these ranks, and runs that others began and these go on with.
+
+    begin: overrides of runs of `steps` steps that leave a checkpoint of the second one in OUT/<number>. go_on: (number
+    of such a run, overrides here); they begin from copies of that checkpoint. Gives losses, gradient norms and, on rank
+    0, the path of the last weights.
+    """
+    from safetensors.torch import save_file
+
+    from erica_dist import config, settings
+    from erica_dist.config import EricaJob
+    from erica_dist.shards.reader import ShardFolder
+    from erica_dist.stream.loader import EricaStream
+    from erica_dist.training import checkpoint, engine, erica
+    from erica_dist.training.job import _build_module
+
+    engine.start_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    shards = ShardFolder.open(folder, split="train")
+    results = []
+    runs = [(number, False, words) for number, words in enumerate(begin)]
+    runs += [(number, True, words) for number, words in go_on]
+    for place, (number, resumed, words) in enumerate(runs):
+        job: Any = settings.load(EricaJob, None, [*words, f"train.steps={steps}"])
+        module = _build_module("erica", job, shards)[0]
+        wrapped = engine.build_engine(module, job.train, config.accumulation(job.train, ranks))
+        run_dir = os.path.join(out, str(number))
+        first = checkpoint.restore(wrapped, checkpoint.newest_checkpoint(run_dir))["step"] if resumed else 0
+        rows = []
+        with EricaStream(shards, job, rank, ranks, first) as stream:
+            for batch in stream:
+                loss = erica.train_step(wrapped, batch.micro_batches, job, batch.step + 1)["loss"]
+                norm, _ = engine.optimizer_step(wrapped, job.train.lr)
+                rows.append([loss, norm])
+                if not resumed and batch.step + 1 == 2:
+                    checkpoint.save(wrapped, run_dir, 2, {"job": "erica"}, keep=1)
+        weights, _ = checkpoint.whole_weights(wrapped)
+        path = os.path.join(out, f"weights-{ranks}-{place}.safetensors")
+        if rank == 0:
+            save_file(weights, path)
+        results.append({"rows": rows, "weights": path, "counted": wrapped.global_steps})
+        wrapped.destroy()
+    dist.destroy_process_group()
+    return results
+
+
 def resume(folder: str, out: str, combinations: list[list[str]], kind: str = "erica") -> list[dict[str, Any]]:
     """For each combination: four steps in one go, then two steps, a checkpoint, a new engine, and two more.
 

@@ -42,6 +42,7 @@ from erica_dist.stream.markers import Markers, add_markers, find_markers
 from erica_dist.stream.randomness import KeyedRandom
 from erica_dist.training import checkpoint
 from erica_dist.training import job as jobs
+from erica_dist.training.run_folder import order
 from erica_dist.training.tokenizer import check_tokenizer, write_tokenizer
 from tests.plain_training import erica_terms
 from tests.ranks import run_ranks
@@ -406,9 +407,9 @@ def test_an_export_knows_its_markers_and_is_trained_further(documents: Path, tmp
     assert json.loads((out / "export.json").read_text())["markers"]["start_id"] == ids[0]
 
     newest = checkpoint.newest_checkpoint(run)
-    without = jobs._order("erica", settings.load(EricaJob, None, [*words, UNMARKED]), corpora_of(documents))
+    without = order("erica", settings.load(EricaJob, None, [*words, UNMARKED]), corpora_of(documents))
     with pytest.raises(UserError, match=r"erica\.entity_markers True there and False here"):
-        checkpoint.check(newest, without, 1)
+        checkpoint.check(newest, without)
 
     # the export begins another run on the same shards, with and without markers, and keeps its pieces
     for number, switch in enumerate(("true", "false")):

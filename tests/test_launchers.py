@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -144,6 +145,7 @@ def test_ranks_whose_launcher_died_save_and_leave(documents: Path, tmp_path: Pat
 @pytest.mark.distributed
 def test_the_journal_is_the_same_at_any_split_of_the_global_batch(documents: Path, tmp_path: Path, port: int) -> None:
     words = [f"data.shards={documents}", "train.steps=4", "model.dropout=0", "erica.negatives=global"]
+    words += ["train.checkpoint_every=2", "train.keep_checkpoints=2"]
     runs = []
     for ranks, split in (
         (1, ["train.micro_batch=8"]),
@@ -156,9 +158,22 @@ def test_the_journal_is_the_same_at_any_split_of_the_global_batch(documents: Pat
         status, text = finish(start("erica.py", port, *words, *split, f"run.dir={run_dir}", ranks=ranks))
         assert status == 0, text[-3000:]
         runs.append(read_metrics(run_dir / "metrics.jsonl"))
+
+    # and begun by two ranks, gone on with by one, at another ZeRO stage
+    passed_on = tmp_path / "passed_on"
+    shutil.copytree(tmp_path / "2", passed_on)
+    shutil.rmtree(passed_on / "checkpoints" / "step-00000004")
+    split = ["train.micro_batch=4", "train.zero_stage=3"]
+    status, text = finish(start("erica.py", port, *words, *split, f"run.dir={passed_on}", ranks=1))
+    assert status == 0, text[-3000:]
+    assert "ZeRO 3, going on from step 2 of 2 rank(s)" in text
+    events = [json.loads(line) for line in (passed_on / "events.jsonl").read_text().splitlines()]
+    assert [(e["step"], e["before"], e["now"]) for e in events if e["event"] == "ranks_changed"] == [(2, 2, 1)]
+    runs.append(read_metrics(passed_on / "metrics.jsonl"))
+
     for first, *others in zip(*runs, strict=True):
         for key in SAME_AT_ANY_SPLIT:
-            assert [row[key] for row in others] == pytest.approx([first[key]] * 4, rel=1e-4), key
+            assert [row[key] for row in others] == pytest.approx([first[key]] * 5, rel=1e-4), key
 
 
 @pytest.mark.distributed

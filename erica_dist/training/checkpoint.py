@@ -18,28 +18,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
 from erica_dist.errors import UserError
 from erica_dist.objectives.gather import rank, ranks
+from erica_dist.training import regroup
 
 _NAME = re.compile(r"step-(\d{8})")
-
-
-def load_tensors(path: str, map_location: Any = None) -> Any:
-    """One of DeepSpeed's own files, unpickling nothing but tensors and the few plain classes that it stores.
-
-    Takes the place of the engine's reader, which would run whatever code the file names.
-    """
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def newest(run_dir: str | Path) -> Path | None:
@@ -117,8 +104,8 @@ def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], kee
     return final
 
 
-def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: bool = False) -> int:
-    """The step of a complete checkpoint that a job may go on from.
+def check(folder: Path, order: dict[str, Any], allow_changed: bool = False) -> int:
+    """The step of a complete checkpoint that a job may go on from, on any number of ranks.
 
     Args:
         order: what decides which document is read when, and what the weights and their files are, as given to `save`. A
@@ -127,7 +114,7 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
         allow_changed: go on although the shards have changed: at the same step, in the order of the new ones.
 
     Raises:
-        UserError: the checkpoint was written under another `order`, or by another number of ranks.
+        UserError: the checkpoint was written under another `order`.
     """
     state = read_state(folder)
     changed = [
@@ -139,11 +126,6 @@ def check(folder: Path, order: dict[str, Any], world_size: int, allow_changed: b
         hint = " (shards changed on purpose: data.allow_changed=true)" if changed[0].startswith("shards ") else ""
         raise UserError(
             f"{folder} does not fit this job ({', '.join(changed)}): keep these, or give another run.dir{hint}"
-        )
-    if state["ranks"] != world_size:
-        raise UserError(
-            f"{folder} was written by {state['ranks']} rank(s) and this job has {world_size}: start it with "
-            f"{state['ranks']}, or begin a new run from the exported weights (erica-dist export, then model.init=...)"
         )
     return int(state["step"])
 
@@ -163,8 +145,18 @@ def check_weights(folder: Path, parameters: int) -> None:
 
 
 def restore(engine: Any, folder: Path) -> dict[str, Any]:
-    """Load module and optimizer from a complete checkpoint of as many ranks; all call it. Returns its state."""
+    """Load module and optimizer from a complete checkpoint; all ranks call it. Returns its state.
+
+    From as many ranks at the same ZeRO stage (or at stage 0, where nothing is partitioned) all is bit-equal.
+
+    Raises:
+        UserError: its files are missing or do not fit the engine.
+    """
     state = read_state(folder)
+    layout = regroup.layout(engine.zero_optimization_stage())
+    if regroup.layout_of(folder) != layout or (layout and state["ranks"] != ranks()):
+        regroup.take_over(engine, folder, state["ranks"])
+        return state
     path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
     if path is None:
         raise UserError(f"{folder} holds no DeepSpeed checkpoint that this engine can load")

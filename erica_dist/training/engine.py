@@ -67,7 +67,7 @@ def build_engine(module: nn.Module, train: TrainConfig, accumulation: int) -> An
     """The DeepSpeed engine of `module`, on this rank's device."""
     import deepspeed
 
-    from erica_dist.training.checkpoint import load_tensors
+    from erica_dist.training.tensor_files import load_tensors
 
     optimizer = torch.optim.AdamW(
         _parameter_groups(module, train.weight_decay),

@@ -7,10 +7,10 @@ training, on all ranks alike.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from erica_dist.stream.markers import find_markers
 from erica_dist.training import checkpoint
 from erica_dist.training.cluster import ClusterInfo, map_environment
 from erica_dist.training.preemption import REQUEUE_STATUS, StopFlag
-from erica_dist.training.tokenizer import check_tokenizer, write_tokenizer
+from erica_dist.training.run_folder import Beginning, changed_settings, open_journal, order, write_run_folder
+from erica_dist.training.tokenizer import check_tokenizer
 
 
 def main(kind: str, argv: list[str]) -> int:
@@ -99,14 +100,11 @@ def _train(kind: str, job: EricaJob | ElectraJob, cluster: ClusterInfo) -> int:
 
 
 def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cluster: ClusterInfo) -> int:
-    import torch
-
     from erica_dist.objectives.gather import ranks as joined
-    from erica_dist.stream.loader import electra_validation, erica_validation
-    from erica_dist.tracking.journal import EVALUATION, EVENTS, METRICS, Journal
+    from erica_dist.tracking.journal import EVALUATION, EVENTS, METRICS
     from erica_dist.training import electra, erica, loop
     from erica_dist.training.agreement import together
-    from erica_dist.training.engine import build_engine, device, slow_precision, sum_over_ranks
+    from erica_dist.training.engine import build_engine
 
     rank, ranks = cluster.rank, cluster.world_size
     assert joined() == ranks, "the process group and the environment disagree about the number of ranks"
@@ -114,77 +112,51 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
     stop = StopFlag()
     stop.install(watch_launcher=cluster.launcher == "deepspeed")
     run_dir = Path(job.run.dir)
-    is_erica = kind == "erica"
 
-    def read_held_out() -> tuple[list[Any], list[str], Any]:
-        held_out, faults = open_corpora(job.data, "validation"), list[str]()
-        found = (erica_validation if is_erica else electra_validation)(held_out, job, rank, ranks, faults)
-        # ranks with one micro-batch less run a training one in its place and forget it
-        filler = _stream(kind, corpora, job, rank, ranks, 0).step(0).micro_batches[0] if None in found else None
-        return found, faults, filler
-
-    validation, faults, filler = together(read_held_out)
-    held_out = sum(batch.documents for batch in validation if batch)
-    held_out, left_out = map(
-        int, sum_over_ranks(torch.tensor([held_out, len(faults)], dtype=torch.float64, device=device())).tolist()
-    )
+    held_out = _read_held_out(kind, job, corpora, cluster)
     module, models = _build_module(kind, job, corpora)
     parameters = sum(p.numel() for p in module.parameters())
     checkpoint.check_disk(run_dir, parameters, job.train.keep_checkpoints)
     engine = build_engine(module, job.train, accumulation)
 
-    resumed = checkpoint.agree_on_newest(run_dir)
-    if resumed:
+    begin = here = Beginning(step=0, shards=corpora.fingerprint, ranks=ranks)
+    if resumed := checkpoint.agree_on_newest(run_dir):
         checkpoint.check_weights(resumed, parameters)
-    start: dict[str, Any] = {"step": 0, "shards": corpora.fingerprint}
-    state = checkpoint.restore(engine, resumed) if resumed else start
-    start_step: int = state["step"]
+        state = checkpoint.restore(engine, resumed)
+        begin = Beginning(state["step"], state["shards"], state["ranks"])
 
-    def open_run() -> tuple[Any, Any]:
-        if rank:
-            return None, None
-        changed = _changed_settings(run_dir, job) if start_step else {}
-        environment = _write_run_folder(job, models, corpora)
-        journal = Journal.open(run_dir / METRICS, last_step=start_step)
-        if state["shards"] != corpora.fingerprint:  # data.allow_changed
-            journal.event("shards_changed", step=start_step, before=state["shards"], now=corpora.fingerprint)
-        if changed:
-            journal.event("settings_changed", step=start_step, **changed)
-            say(f"warning: settings are not those of the steps before: {', '.join(sorted(changed))} (events.jsonl)")
-        if left_out:
-            journal.event("damaged_held_out", step=start_step, documents=left_out, first=faults[0] if faults else "")
-        return journal, _start_tracking(job, kind, corpora, ranks, environment)
-
-    rules = erica if is_erica else electra
-    stream = _stream(kind, corpora, job, rank, ranks, start_step)
+    rules = erica if kind == "erica" else electra
+    stream = _stream(kind, corpora, job, rank, ranks, begin.step)
     task = loop.Task(
         job=job,
         engine=engine,
         stream=stream,
         train_step=rules.train_step,
-        evaluate=partial(rules.evaluate, engine, validation, job, filler) if held_out else None,
-        checkpoint_state=_order(kind, job, corpora) | {"parameters": parameters},
-        start_step=start_step,
+        evaluate=partial(rules.evaluate, engine, held_out.batches, job, held_out.filler)
+        if held_out.documents
+        else None,
+        checkpoint_state=order(kind, job, corpora) | {"parameters": parameters},
+        start_step=begin.step,
     )
-    split = (
-        f"{job.train.micro_batch} x {accumulation}" if accumulation else f"{job.train.micro_tokens:,} pieces at a time"
-    )
+
+    def open_run() -> tuple[Any, Any, dict[str, str]]:
+        if rank:
+            return None, None, {}
+        changed = changed_settings(run_dir, job) if begin.step else {}
+        environment = write_run_folder(job, models, corpora)
+        journal = open_journal(run_dir, begin, here, changed, held_out.left_out, held_out.first_fault)
+        return journal, _start_tracking(job, kind, corpora, ranks, environment), changed
+
     # nothing may come between this and what ends the run in MLflow, not even a line on a terminal that is gone
-    journal, sink = together(open_run)
+    journal, sink, changed = together(open_run)
     status = "FAILED"
     try:
-        say(
-            f"{kind}: {len(corpora):,} documents, {job.train.steps} steps of {job.train.global_batch} = {ranks} rank(s)"
-            f" x {split}, {job.train.precision}, ZeRO {job.train.zero_stage}"
-            + (f", going on from step {start_step}" if start_step else "")
-        )
-        if slow := slow_precision(job.train.precision):
-            say(f"warning: {slow}")
-        if left_out:
-            say(f"warning: {left_out} damaged held-out document(s) are left out of all scores")
-        if is_erica and config.published_options(job.erica)[0] != "own":
-            behaviour, taken = config.published_options(job.erica)
-            say(f"erica: {behaviour}, as in the published code: {', '.join(taken)}")
+        for line in _introduction(kind, job, corpora, accumulation, begin, ranks):
+            say(line)
+        if changed:
+            say(f"warning: settings are not those of the steps before: {', '.join(sorted(changed))} (events.jsonl)")
+        if held_out.left_out:
+            say(f"warning: {held_out.left_out} damaged held-out document(s) are left out of all scores")
         last = loop.run(task, journal, stop, say)
         status = "FINISHED" if last >= job.train.steps else "KILLED"
     finally:
@@ -201,6 +173,65 @@ def _train_on_ranks(kind: str, job: Any, corpora: Corpora, accumulation: int, cl
         say(f"stopped after step {last}; the checkpoint is written, start the same command to go on")
         return REQUEUE_STATUS
     return 0
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """This rank's held-out micro-batches, and how many documents all ranks have of them."""
+
+    batches: list[Any]  # None: this rank has one less than another
+    filler: Any  # a training micro-batch that runs in the place of a None and is forgotten
+    documents: int
+    left_out: int  # damaged ones
+    first_fault: str
+
+
+def _read_held_out(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> HeldOut:
+    """Read once, before the first step; all ranks call it.
+
+    Raises:
+        UserError: on all ranks, when one cannot read its part.
+    """
+    import torch
+
+    from erica_dist.stream.loader import electra_validation, erica_validation
+    from erica_dist.training.agreement import together
+    from erica_dist.training.engine import device, sum_over_ranks
+
+    rank, ranks = cluster.rank, cluster.world_size
+    faults: list[str] = []
+
+    def read() -> tuple[list[Any], Any]:
+        held_out = open_corpora(job.data, "validation")
+        found = (erica_validation if kind == "erica" else electra_validation)(held_out, job, rank, ranks, faults)
+        lacking = None in found
+        return found, _stream(kind, corpora, job, rank, ranks, 0).step(0).micro_batches[0] if lacking else None
+
+    batches, filler = together(read)
+    counts = [sum(batch.documents for batch in batches if batch), len(faults)]
+    documents, left_out = sum_over_ranks(torch.tensor(counts, dtype=torch.float64, device=device())).tolist()
+    return HeldOut(batches, filler, int(documents), int(left_out), faults[0] if faults else "")
+
+
+def _introduction(
+    kind: str, job: Any, corpora: Corpora, accumulation: int, begin: Beginning, ranks: int
+) -> Iterator[str]:
+    """What is about to be trained and how, and what of it may surprise."""
+    from erica_dist.training.engine import slow_precision
+
+    train = job.train
+    split = f"{train.micro_batch} x {accumulation}" if accumulation else f"{train.micro_tokens:,} pieces at a time"
+    going_on = f", going on from step {begin.step}" if begin.step else ""
+    yield (
+        f"{kind}: {len(corpora):,} documents, {train.steps} steps of {train.global_batch} = {ranks} rank(s) x {split}, "
+        f"{train.precision}, ZeRO {train.zero_stage}{going_on}"
+        + (f" of {begin.ranks} rank(s)" if begin.ranks != ranks else "")
+    )
+    if slow := slow_precision(train.precision):
+        yield f"warning: {slow}"
+    if isinstance(job, EricaJob) and config.published_options(job.erica)[0] != "own":
+        behaviour, taken = config.published_options(job.erica)
+        yield f"erica: {behaviour}, as in the published code: {', '.join(taken)}"
 
 
 def _stream(kind: str, corpora: Corpora, job: Any, rank: int, ranks: int, start_step: int) -> Any:
@@ -238,25 +269,6 @@ def _build_module(kind: str, job: Any, corpora: Corpora) -> tuple[Any, dict[str,
     return ElectraModule(pair, job.electra, corpora.tokenizer["mask_id"], vocab_size), {"job": kind, **models}
 
 
-def _order(kind: str, job: Any, corpora: Corpora) -> dict[str, Any]:
-    """What decides which document is read when, and in what form."""
-    train = job.train
-    shuffle = f"block of {corpora.window_shards}" if corpora.window_shards else "full"
-    names = {"train.global_batch": train.global_batch, "train.seed": train.seed, "data.shuffle": shuffle}
-    if kind == "erica":
-        names["erica.entity_markers"] = job.erica.entity_markers
-    return {"job": kind, "shards": corpora.fingerprint, **names, **_form(job)}
-
-
-def _form(job: Any) -> dict[str, Any]:
-    """What decides the shapes and files of a checkpoint."""
-    model = job.model
-    own = (model.layers, model.hidden_size, model.heads, model.feed_forward, model.embedding_size)
-    size = f"{model.size} {own}" if any(own) else model.size
-    of_model = {} if model.init else {"model.size": size}  # a folder may move: `checkpoint.check_weights`
-    return of_model | {"train.zero_stage": job.train.zero_stage, "train.precision": job.train.precision}
-
-
 def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bool:
     """Look at the newest checkpoint before anything costly begins: is there something left to train?"""
     newest = checkpoint.newest(job.run.dir)
@@ -264,7 +276,7 @@ def _finished(kind: str, job: Any, corpora: Corpora, cluster: ClusterInfo) -> bo
         return False
     if not job.train.resume:
         raise UserError(f"{job.run.dir} holds checkpoints and train.resume is false: give another run.dir")
-    step = checkpoint.check(newest, _order(kind, job, corpora), cluster.world_size, job.data.allow_changed)
+    step = checkpoint.check(newest, order(kind, job, corpora), job.data.allow_changed)
     if step >= job.train.steps and cluster.rank == 0:
         print(f"already at step {step} of {job.train.steps}, nothing to do (raise train.steps to go on)", flush=True)
     return step >= job.train.steps
@@ -279,32 +291,6 @@ def _check_kind(kind: str, corpora: Corpora) -> None:
         )
     if len(corpora) == 0:
         raise UserError(f"data.shards={corpora.place}: no training samples in it")
-
-
-def _changed_settings(run_dir: Path, job: Any) -> dict[str, str]:
-    """What the run's config.yaml says otherwise than `job`, as "before -> now"; paths, names and tracking left out."""
-    try:
-        before = settings.flatten(settings.load(type(job), run_dir / "config.yaml"))
-    except UserError:  # of an older version, or gone
-        return {}
-    now = settings.flatten(job)
-    own = [key for key in now if not key.startswith(("run.", "tracking.", "data.shards", "data.cache", "model.init"))]
-    return {key: f"{before[key]} -> {now[key]}" for key in own if before.get(key, now[key]) != now[key]}
-
-
-def _write_run_folder(job: Any, models: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
-    """What a run must keep to be understood, resumed and exported. Gives the environment it found."""
-    from erica_dist.tracking.environment import write_environment
-
-    run_dir = Path(job.run.dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(settings.dump(job), encoding="utf-8")
-        (run_dir / "model_config.json").write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
-        write_tokenizer(run_dir / "tokenizer", job, corpora)
-    except OSError as error:
-        raise UserError(f"cannot write the run folder {run_dir}: {error}") from error
-    return write_environment(run_dir)
 
 
 def _start_tracking(job: Any, kind: str, corpora: Corpora, ranks: int, environment: dict[str, Any]) -> Any:
