@@ -167,9 +167,9 @@ def measure_rank(way: str, count: int, width: int, anchors: int, rank: int, meet
 def measure(way: str, count: int, width: int, anchors: int) -> dict[str, float]:
     """One figure, in this process."""
     states, labels = pairs_of(count, width, anchors)
-    function: Callable[[Tensor, PairLabels], object] = {"bare": bare, "ours": ours, "dense": dense, "supcon": supcon}[
-        way
-    ]
+    ways: dict[str, Callable[[Tensor, PairLabels], object]]
+    ways = {"bare": bare, "ours": ours, "dense": dense, "supcon": supcon}
+    function = ways[way]
     small, small_labels = pairs_of(256, width, 0)
     function(small, small_labels)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

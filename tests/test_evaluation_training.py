@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ from erica_dist.evaluation.results import SeedResult, mean_and_std, table
 from erica_dist.evaluation.sentences import Sentence, cut_sentences, pack
 from erica_dist.models.encoder import build_encoder
 from erica_dist.shards.tokenizers import tokenizer_record
-from tests.ranks import run_ranks
+from erica_dist.tracking import store
+from tests.ranks import ROOT, run_ranks
 from tests.synthetic import FILLERS, STEMS, tiny_tokenizer
+
+pytest_plugins = ["tests.tracking_stores"]
 
 STEPS = 60  # of one seed
 LABELS = ["Other", "r(e1,e2)", "r(e2,e1)"]
@@ -267,6 +272,19 @@ def test_a_wrong_setting_is_refused_before_anything_is_written(single: list[list
         assert status == 2
         assert text in said
     assert not (work / "bad").exists()
+
+
+def test_a_terminal_that_is_gone_leaves_no_run_running(store_uri: str, work: Path, model_folder: Path) -> None:
+    words = _arguments(work, model_folder, "gone", f"tracking.uri={store_uri}", "tracking.experiment=test")
+    with open("/dev/full", "w") as gone:
+        command = [sys.executable, "launchers/finetune.py", *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+    client = store.connect(store_uri)
+    experiment = client.get_experiment_by_name("test")
+    assert experiment is not None
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
 
 
 @pytest.mark.distributed
