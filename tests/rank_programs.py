@@ -132,7 +132,12 @@ def _gradients(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def cross(
-    folder: str, out: str, begin: list[list[str]], go_on: list[tuple[int, list[str]]], steps: int = 4
+    folder: str,
+    out: str,
+    begin: list[list[str]],
+    go_on: list[tuple[int, list[str]]],
+    kind: str = "erica",
+    steps: int = 4,
 ) -> list[dict[str, Any]]:
     """Runs that begin on these ranks, and runs that others began and these go on with.
 
@@ -143,32 +148,33 @@ def cross(
     from safetensors.torch import save_file
 
     from erica_dist import config, settings
-    from erica_dist.config import EricaJob
+    from erica_dist.config import ElectraJob, EricaJob
     from erica_dist.shards.reader import ShardFolder
-    from erica_dist.stream.loader import EricaStream
-    from erica_dist.training import checkpoint, engine, erica
+    from erica_dist.stream.loader import ElectraStream, EricaStream
+    from erica_dist.training import checkpoint, electra, engine, erica
     from erica_dist.training.job import _build_module
 
     engine.start_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     shards = ShardFolder.open(folder, split="train")
+    rules, Stream, Job = (erica, EricaStream, EricaJob) if kind == "erica" else (electra, ElectraStream, ElectraJob)
     results = []
     runs = [(number, False, words) for number, words in enumerate(begin)]
     runs += [(number, True, words) for number, words in go_on]
     for place, (number, resumed, words) in enumerate(runs):
-        job: Any = settings.load(EricaJob, None, [*words, f"train.steps={steps}"])
-        module = _build_module("erica", job, shards)[0]
+        job: Any = settings.load(Job, None, [*words, f"train.steps={steps}"])
+        module = _build_module(kind, job, shards)[0]
         wrapped = engine.build_engine(module, job.train, config.accumulation(job.train, ranks))
         run_dir = os.path.join(out, str(number))
         first = checkpoint.restore(wrapped, checkpoint.newest_checkpoint(run_dir))["step"] if resumed else 0
         rows = []
-        with EricaStream(shards, job, rank, ranks, first) as stream:
+        with Stream(shards, job, rank, ranks, first) as stream:
             for batch in stream:
-                loss = erica.train_step(wrapped, batch.micro_batches, job, batch.step + 1)["loss"]
+                loss = rules.train_step(wrapped, batch.micro_batches, job, batch.step + 1)["loss"]
                 norm, _ = engine.optimizer_step(wrapped, job.train.lr)
                 rows.append([loss, norm])
                 if not resumed and batch.step + 1 == 2:
-                    checkpoint.save(wrapped, run_dir, 2, {"job": "erica"}, keep=1)
+                    checkpoint.save(wrapped, run_dir, 2, {"job": kind}, keep=1)
         weights, _ = checkpoint.whole_weights(wrapped)
         path = os.path.join(out, f"weights-{ranks}-{place}.safetensors")
         if rank == 0:

@@ -107,6 +107,22 @@ def test_a_run_goes_on_under_other_ranks_and_another_zero_stage_as_if_nothing_ha
                 assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5, case
 
 
+@pytest.mark.distributed
+def test_generator_and_discriminator_go_on_under_other_ranks(tmp_path: Path) -> None:
+    sequences = write_sequences_folder(tmp_path / "shards", sequences=40, seed=5)
+    words = [*BASE, "model.dropout=0", "train.global_batch=12", "data.workers=0"]
+    arguments = {"kind": "electra", "folder": str(sequences), "out": str(tmp_path)}
+    begin = [[*words, "train.zero_stage=2"], [*words, "train.zero_stage=3"]]
+    unbroken = run_ranks("tests.rank_programs:cross", 2, {**arguments, "begin": begin, "go_on": []})[0]
+    go_on = [[0, begin[1]], [1, begin[0]]]
+    result = run_ranks("tests.rank_programs:cross", 3, {**arguments, "begin": [], "go_on": go_on})[0]
+    for expected, row in zip(unbroken, result, strict=True):
+        for values, wanted in zip(row["rows"], expected["rows"][2:], strict=True):
+            assert values == pytest.approx(wanted, rel=2e-6)
+        found, weights = load_file(row["weights"]), load_file(expected["weights"])
+        assert max(float((found[name] - weights[name]).abs().max()) for name in weights) < 1e-5
+
+
 def complete(root: Path, step: int, **state: object) -> Path:
     folder = root / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)

@@ -2,7 +2,7 @@
 
     RUN_DIR/checkpoints/step-00000060/     DeepSpeed's files (module, optimizer partition of each rank)
                                            weights/model.safetensors: the whole module in float32, tied weights once
-                                           state.json: step, job, ranks, shards; `complete` - written last
+                                           state.json: step, job, ranks, layout, shards; `complete` - written last
                         latest             name of the newest complete one
 
 A save goes to `incomplete-...`, is flushed, and gets its name by one rename; a kill in between leaves a folder that no
@@ -25,6 +25,7 @@ from torch import Tensor
 from erica_dist.errors import UserError
 from erica_dist.objectives.gather import rank, ranks
 from erica_dist.training import regroup
+from erica_dist.training.agreement import together
 
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -93,7 +94,9 @@ def save(engine: Any, run_dir: str | Path, step: int, state: dict[str, Any], kee
     if rank() == 0:
         (temporary / "weights").mkdir()
         save_file(weights, temporary / "weights" / "model.safetensors")
-        text = json.dumps({**state, "step": step, "ranks": ranks(), "tied": tied, "complete": True}, indent=1)
+        layout = regroup.layout(engine.zero_optimization_stage())
+        known = {"step": step, "ranks": ranks(), "layout": layout, "tied": tied, "complete": True}
+        text = json.dumps({**state, **known}, indent=1)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
         _flush(temporary)
         shutil.rmtree(final, ignore_errors=True)
@@ -157,6 +160,7 @@ def restore(engine: Any, folder: Path) -> dict[str, Any]:
     if regroup.layout_of(folder) != layout or (layout and state["ranks"] != ranks()):
         regroup.take_over(engine, folder, state["ranks"])
         return state
+    together(lambda: regroup.check_files(folder))
     path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
     if path is None:
         raise UserError(f"{folder} holds no DeepSpeed checkpoint that this engine can load")

@@ -15,7 +15,9 @@ At stage 0 in half precision DeepSpeed wraps the optimizer in another way: such 
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,10 +70,13 @@ def layout(stage: int) -> int:
 
 
 def layout_of(folder: Path) -> int:
-    """The layout of a checkpoint's files."""
-    if not (folder / "mp_rank_00_model_states.pt").exists():
-        return 3
-    return 2 if next(folder.glob("*zero_pp_rank_*_optim_states.pt"), None) else 0
+    """The layout of a checkpoint's files: as its state.json says, or, of an older version, as its files do."""
+    try:
+        return int(json.loads((folder / "state.json").read_text(encoding="utf-8"))["layout"])
+    except (OSError, ValueError, KeyError):
+        if not (folder / "mp_rank_00_model_states.pt").exists():
+            return 3
+        return 2 if next(folder.glob("*zero_pp_rank_*_optim_states.pt"), None) else 0
 
 
 def take_over(engine: Any, folder: Path, ranks_before: int) -> None:
@@ -102,7 +107,7 @@ def take_over(engine: Any, folder: Path, ranks_before: int) -> None:
 def _fill_own(engine: Any, folder: Path, ranks_before: int) -> Saved:
     """What this rank holds, from the files; talks to no other rank."""
     saved = read(folder, ranks_before, engine.module)
-    with torch.no_grad(), safe_open(folder / "weights" / "model.safetensors", "pt") as whole:
+    with torch.no_grad(), _whole_weights(folder / "weights" / "model.safetensors") as whole:
         for name, piece in _own_pieces(engine, saved.optimizer_step):
             _fill(piece, saved.pieces.get(name, []), f"{folder}: {name}")
             if not torch.equal(piece.values[WEIGHT].cpu(), _stored(whole, name).narrow(0, piece.first, len(piece))):
@@ -126,9 +131,8 @@ def read(folder: Path, ranks_before: int, module: nn.Module) -> Saved:
     if stage == 0:
         _read_whole(saved, of_module, module)
         return saved
-    prefix = "bf16_" if next(folder.glob("bf16_zero_pp_rank_*"), None) else ""
     for number in range(ranks_before):
-        of_rank = _load(folder / f"{prefix}zero_pp_rank_{number}_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+        of_rank = _load(_of_rank(folder, number))["optimizer_state_dict"]
         saved.common |= {name: of_rank[name] for name in ("loss_scaler", "dynamic_loss_scale")}
         if stage == 3:
             _read_even(saved, of_rank, of_module["param_shapes"], number, ranks_before)
@@ -137,12 +141,40 @@ def read(folder: Path, ranks_before: int, module: nn.Module) -> Saved:
     return saved
 
 
+def check_files(folder: Path) -> None:
+    """Look whether this rank's files of a checkpoint of as many ranks can be read, without reading their tensors.
+
+    Raises:
+        UserError: one is missing or damaged.
+    """
+    layout = layout_of(folder)
+    _load(folder / f"{f'zero_pp_rank_{rank()}_' if layout == 3 else ''}mp_rank_00_model_states.pt")
+    if layout:
+        _load(_of_rank(folder, rank()))
+
+
+def _of_rank(folder: Path, number: int) -> Path:
+    prefix = "bf16_" if next(folder.glob("bf16_zero_pp_rank_*"), None) else ""
+    return folder / f"{prefix}zero_pp_rank_{number}_mp_rank_00_optim_states.pt"
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         contents: dict[str, Any] = load_tensors(str(path), mmap=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; the checkpoint is not whole") from error
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:  # as the damage will have it
+        raise UserError(_damaged(path, error)) from error
     return contents
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    if not path.exists():
+        what = "is missing"
+    elif not path.stat().st_size:
+        what = "is empty"
+    else:
+        what = f"is damaged ({str(error).splitlines()[0].split('. ')[0]})"
+    folder = next(part for part in path.parents if part.name != "weights")
+    return f"{path} {what}: remove the folder {folder} to go on from the checkpoint before it"
 
 
 def _moments(saved: Saved, states: dict[int, dict[str, Tensor]], number: int) -> dict[str, Tensor]:
@@ -244,6 +276,13 @@ def _fill(piece: Piece, sources: list[Piece], place: str) -> None:
         filled += last - first
     if filled != len(piece):
         raise UserError(f"{place}: {filled} of {len(piece)} values found in the checkpoint: is it of this model?")
+
+
+def _whole_weights(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(_damaged(path, error)) from error
 
 
 def _stored(whole: Any, name: str) -> Tensor:
