@@ -60,8 +60,7 @@ class Saved:
 
     def add(self, name: str, first: int, start: int, count: int, flats: dict[str, Tensor]) -> None:
         if count > 0:
-            values = {key: flat.narrow(0, start, count) for key, flat in flats.items()}
-            self.pieces.setdefault(name, []).append(Piece(first, values))
+            self.pieces.setdefault(name, []).append(_cut(flats, first, start, count))
 
 
 def layout(stage: int) -> int:
@@ -111,9 +110,7 @@ def _fill_own(engine: Any, folder: Path, ranks_before: int) -> Saved:
         for name, piece in _own_pieces(engine, saved.optimizer_step):
             _fill(piece, saved.pieces.get(name, []), f"{folder}: {name}")
             if not torch.equal(piece.values[WEIGHT].cpu(), _stored(whole, name).narrow(0, piece.first, len(piece))):
-                raise UserError(
-                    f"{folder}: DeepSpeed's files and weights/ differ in {name}: written by another version?"
-                )
+                raise UserError(f"{folder}: DeepSpeed's files and weights/ differ in {name}: is one of them damaged?")
         _refresh_module(engine, whole)
     return saved
 
@@ -126,7 +123,7 @@ def read(folder: Path, ranks_before: int, module: nn.Module) -> Saved:
     """
     stage = layout_of(folder)
     saved = Saved()
-    of_module = _load(folder / f"{'zero_pp_rank_0_' if stage == 3 else ''}mp_rank_00_model_states.pt")
+    of_module = _load(_of_module(folder, 0))
     saved.common = {name: of_module[name] for name in ("global_steps", "global_samples", "skipped_steps")}
     if stage == 0:
         _read_whole(saved, of_module, module)
@@ -147,10 +144,13 @@ def check_files(folder: Path) -> None:
     Raises:
         UserError: one is missing or damaged.
     """
-    layout = layout_of(folder)
-    _load(folder / f"{f'zero_pp_rank_{rank()}_' if layout == 3 else ''}mp_rank_00_model_states.pt")
-    if layout:
+    _load(_of_module(folder, rank()))
+    if layout_of(folder):
         _load(_of_rank(folder, rank()))
+
+
+def _of_module(folder: Path, number: int) -> Path:
+    return folder / f"{f'zero_pp_rank_{number}_' if layout_of(folder) == 3 else ''}mp_rank_00_model_states.pt"
 
 
 def _of_rank(folder: Path, number: int) -> Path:
